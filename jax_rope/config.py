@@ -1,0 +1,94 @@
+"""Which implementation runs: what the caller asks for, else what was configured, else what is known to be best."""
+
+import functools
+import logging
+import os
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+logger = logging.getLogger("jax_rope")
+
+IMPLEMENTATIONS = ("webgpu", "jnp")
+_KEEP = object()
+
+
+class _Settings:
+    implementation: str | None = os.environ.get("JAX_ROPE_IMPLEMENTATION") or None
+    adapter: str | None = os.environ.get("JAX_ROPE_ADAPTER") or None
+
+
+settings = _Settings()
+
+
+class Choice(NamedTuple):
+    """An implementation and why it was chosen."""
+
+    implementation: str
+    reason: str
+
+
+def configure(*, implementation: str | None = _KEEP, adapter: str | None = _KEEP) -> None:  # type: ignore[assignment]
+    """Sets what calls use that do not say so themselves. What was traced before keeps its implementation.
+
+    Args:
+      implementation: ``"webgpu"``, ``"jnp"``, or ``None`` to choose; at first what the environment's
+        JAX_ROPE_IMPLEMENTATION says.
+      adapter: a part of an adapter's name, kind, backend or driver, as `jax_rope.adapters` lists them, or ``None`` for
+        the best; at first what the environment's JAX_ROPE_ADAPTER says.
+
+    Raises:
+      ValueError: an unknown implementation.
+      RuntimeError: no adapter matches.
+    """
+    if implementation is not _KEEP:
+        _check(implementation, "implementation")
+        settings.implementation = implementation
+    if adapter is not _KEEP:
+        if adapter is not None:
+            from .webgpu import device
+
+            device.choose(adapter)
+        settings.adapter = adapter
+        automatic.cache_clear()
+
+
+def choose(requested: str | None, dtypes: Iterable[object]) -> str:
+    """The implementation of one call, ``"webgpu"`` or ``"jnp"``, given the dtypes that its operands came with."""
+    _check(requested, "implementation")
+    if requested is None:
+        _check(settings.implementation, "JAX_ROPE_IMPLEMENTATION")
+        requested = settings.implementation
+    if requested is None:
+        return automatic().implementation
+    if requested == "webgpu":
+        if any(dtype == np.float64 for dtype in dtypes):
+            raise TypeError("implementation 'webgpu' takes float32, bfloat16 or float16, got float64: use 'jnp'")
+        from .webgpu import device
+
+        device.device(settings.adapter)
+    return requested
+
+
+def _check(implementation: str | None, name: str) -> None:
+    if implementation is not None and implementation not in IMPLEMENTATIONS:
+        raise ValueError(f"{name} must be 'webgpu', 'jnp' or None, got {implementation!r}")
+
+
+@functools.cache
+def automatic() -> Choice:
+    """What ``implementation=None`` is."""
+    if jax.default_backend() != "cpu":
+        return Choice("jnp", f"JAX itself runs on {jax.default_backend()}")
+    from .webgpu import device
+
+    try:
+        adapter, _ = device.choose(settings.adapter)
+    except RuntimeError as error:
+        logger.warning("rotating in jnp: %s", error)
+        return Choice("jnp", str(error))
+    if adapter.kind == "software":
+        return Choice("jnp", f"{adapter} computes on the CPU, as XLA does without a callback")
+    return Choice("jnp", "a callback's copies alone take longer on the CPU than the whole rotation in jnp")

@@ -1,0 +1,186 @@
+"""Angles counted in turns, exactly.
+
+A pair that turns by omega radians per position turns by ``omega / 2 pi`` turns, and only the fraction of a
+turn matters. It is kept as a 64-bit fixed-point number F, so that the phase of an integer position p is
+``p * F mod 2**64``: integer multiplications whose wrap-around reduces the angle for free. The top 32 bits
+are exact to 2**-32 turn at every int32 position. Sine and cosine follow from a reduction to the nearest
+quarter turn, in integers, and a polynomial.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from decimal import Decimal, localcontext
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+DIGITS = 60
+TWO_PI = Decimal("6.28318530717958647692528676655900576839433879875021164194988918461563281257241799725607")
+STREAM_BITS = 8
+
+# Minimax polynomials in t**2 on |t| <= 1/8 turn, coefficients rounded to float32 one after the other, each
+# refitted to the rounding of those before it: sin(2 pi t) / t and (cos(2 pi t) - 1) / t**2.
+SINE = (6.2831855, -41.341747, 81.60228, -75.72509)
+COSINE = (-19.739208, 64.93914, -85.423134, 58.564697)
+
+
+Operand = jax.Array | np.ndarray
+
+
+class Angles(NamedTuple):
+    """What decides by which angle each pair of each token turns: the operands every implementation takes.
+
+    The leading axes are those of x before its sequence, head and head_dim axes; each is x's size or 1.
+    """
+
+    positions: Operand  # int32 [..., streams, S], or [..., streams, 1]: a row's first position
+    fractions: Operand | None  # floats like positions, added to them; NaN for what is no position
+    table: Operand  # uint32 [..., pairs, 4], from `pair_table`
+
+
+def pair_table(frequencies: Sequence[Decimal], amplitude: float, streams: Sequence[int]) -> np.ndarray:
+    """One row a pair, uint32 [pairs, 4].
+
+    Columns: the turn fraction's high and low word; ``whole turns << 8 | position stream``; the factor on
+    cosine and sine, as the bits of a float32. ``frequencies`` are in radians per position. Whole turns only
+    matter to positions that are not whole.
+    """
+    table = np.empty((len(frequencies), 4), np.uint32)
+    limit = 1 << (31 - STREAM_BITS)
+    with localcontext() as context:
+        context.prec = DIGITS
+        for i, (omega, stream) in enumerate(zip(frequencies, streams, strict=True)):
+            turns = int((omega / TWO_PI * 2**64).to_integral_value())
+            whole, fraction = divmod(turns, 2**64)
+            if not -limit <= whole < limit:
+                raise ValueError(f"frequencies must be below {limit} turns per position, got {omega:.6g} radians")
+            packed = whole << STREAM_BITS | stream
+            table[i, :3] = fraction >> 32, fraction & 0xFFFFFFFF, packed & 0xFFFFFFFF
+    table[:, 3] = np.float32(amplitude).view(np.uint32)
+    return table
+
+
+def arithmetic(dtype: jnp.dtype) -> jnp.dtype:
+    """What elements of a dtype are rotated in: float32, and float64 for float64."""
+    return jnp.dtype(jnp.float64 if dtype == jnp.float64 else jnp.float32)
+
+
+def multiply_high(a: jax.Array, b: Operand) -> jax.Array:
+    """The high words of uint32 products, from four 16-bit products each."""
+    a_low, a_high = a & 0xFFFF, a >> 16
+    b_low, b_high = b & 0xFFFF, b >> 16
+    middle = a_high * b_low + (a_low * b_low >> 16)
+    carry = a_low * b_high + (middle & 0xFFFF)
+    return a_high * b_high + (middle >> 16) + (carry >> 16)
+
+
+class Phase(NamedTuple):
+    """A phase in units of 2**-64 turn, uint32 words [..., S, pairs]."""
+
+    high: jax.Array
+    low: jax.Array
+
+
+def phases(angles: Angles, length: int) -> Phase:
+    """The phases of ``length`` tokens, their fractions left aside."""
+    high, low, packed = (angles.table[..., None, :, column] for column in range(3))
+    first = _by_pair(angles.positions, packed)
+    position = jax.lax.bitcast_convert_type(first, jnp.uint32)
+    if first.shape[-2] != length:
+        steps = jnp.arange(length, dtype=jnp.uint32)
+        position = position + jnp.expand_dims(steps, (*range(position.ndim - 2), -1))
+    # A negative position is 2**32 too large as uint32. A row that counts past 2**31 is not negative.
+    negative = (first < 0) & (jax.lax.bitcast_convert_type(position, jnp.int32) < 0)
+    phase_low = position * low
+    phase_high = position * high + multiply_high(position, low) - jnp.where(negative, low, 0)
+    return Phase(phase_high, phase_low)
+
+
+def _by_pair(per_stream: Operand, packed: Operand) -> jax.Array:
+    """[..., streams, S] to [..., S, pairs], or [..., S, 1] where all pairs share one stream."""
+    streams = per_stream.shape[-2]
+    result = jnp.asarray(per_stream[..., 0, :, None])
+    for stream in range(1, streams):
+        mine = (packed & (1 << STREAM_BITS) - 1) == stream
+        result = jnp.where(mine, per_stream[..., stream, :, None], result)
+    return result
+
+
+def _float32_cos_sin(angles: Angles, phase: Phase) -> tuple[jax.Array, jax.Array]:
+    turned = phase.high
+    if angles.fractions is not None:
+        high, packed = angles.table[..., None, :, 0], angles.table[..., None, :, 2]
+        fraction = _by_pair(angles.fractions, packed).astype(jnp.float32)
+        size = (jnp.abs(fraction) * 2.0**32).astype(jnp.uint32)
+        whole_turns = jax.lax.bitcast_convert_type(packed, jnp.int32) >> STREAM_BITS
+        part = multiply_high(size, high) + size * jax.lax.bitcast_convert_type(whole_turns, jnp.uint32)
+        turned = turned + jnp.where(fraction < 0, -part, part)
+    quadrant, rest = _to_quarter(turned)
+    turns = rest.astype(jnp.float32) * 2.0**-32
+    square = turns * turns
+    s0, s1, s2, s3 = SINE
+    c0, c1, c2, c3 = COSINE
+    s = turns * (s0 + square * (s1 + square * (s2 + square * s3)))
+    c = 1 + square * (c0 + square * (c1 + square * (c2 + square * c3)))
+    return _turned(quadrant, c, s)
+
+
+def _float64_cos_sin(angles: Angles, phase: Phase) -> tuple[jax.Array, jax.Array]:
+    quadrant, rest = _to_quarter(phase.high)
+    turns = (rest.astype(jnp.float64) + phase.low.astype(jnp.float64) * 2.0**-32) * 2.0**-32
+    radians = 2 * math.pi * turns
+    if angles.fractions is not None:
+        radians = radians + angle_change(angles, angles.fractions, jnp.dtype(jnp.float64))
+    return _turned(quadrant, jnp.cos(radians), jnp.sin(radians))
+
+
+def _to_quarter(phase: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The nearest quarter turn, 0 to 3, and what is left, int32 in units of 2**-32 turn."""
+    quadrant = (phase + 0x20000000) >> 30
+    return quadrant, jax.lax.bitcast_convert_type(phase - (quadrant << 30), jnp.int32)
+
+
+def _turned(quadrant: jax.Array, c: jax.Array, s: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(cosine, sine) of an angle plus ``quadrant`` quarter turns."""
+    swap = quadrant & 1 == 1
+    c, s = jnp.where(swap, s, c), jnp.where(swap, c, s)
+    return jnp.where((quadrant + 1) & 2 == 2, -c, c), jnp.where(quadrant & 2 == 2, -s, s)
+
+
+def omegas(angles: Angles, dtype: jnp.dtype) -> jax.Array:
+    """The frequencies in radians per position, [..., 1, pairs]: what an angle changes with its position."""
+    high, low, packed = (angles.table[..., None, :, column] for column in range(3))
+    whole = (jax.lax.bitcast_convert_type(packed, jnp.int32) >> STREAM_BITS).astype(dtype)
+    fraction = (high.astype(dtype) + low.astype(dtype) * 2.0**-32) * 2.0**-32
+    return (whole + fraction) * (2 * math.pi)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
+def cos_sin(angles: Angles, length: int, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
+    """Cosine and sine of ``length`` tokens, amplitude included, float32 or float64 [..., S, pairs]."""
+    phase = phases(angles, length)
+    c, s = (_float64_cos_sin if dtype == jnp.float64 else _float32_cos_sin)(angles, phase)
+    amplitude = jax.lax.bitcast_convert_type(angles.table[..., None, :, 3], jnp.float32).astype(dtype)
+    if angles.fractions is not None:
+        fraction = _by_pair(angles.fractions, angles.table[..., None, :, 2])
+        amplitude = jnp.where(jnp.isnan(fraction), jnp.nan, amplitude)
+    return c * amplitude, s * amplitude
+
+
+@cos_sin.defjvp
+def _cos_sin_jvp(length, dtype, primals, tangents):
+    (angles,), (changes,) = primals, tangents
+    c, s = cos_sin(angles, length, dtype)
+    if angles.fractions is None:
+        return (c, s), (jnp.zeros_like(c), jnp.zeros_like(s))
+    radians = angle_change(angles, changes.fractions, dtype)
+    return (c, s), (-s * radians, c * radians)
+
+
+def angle_change(angles: Angles, fractions_change: Operand, dtype: jnp.dtype) -> jax.Array:
+    """By how many radians each pair's angle changes, [..., S, pairs], when the fractions change."""
+    packed = angles.table[..., None, :, 2]
+    return _by_pair(fractions_change.astype(dtype), packed) * omegas(angles, dtype)

@@ -1,0 +1,1 @@
+"""The GPU side: NumPy arrays in, NumPy arrays out. Nothing here knows of JAX."""

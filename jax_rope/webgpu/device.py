@@ -1,0 +1,127 @@
+"""Adapters, and the one device that the process computes on."""
+
+import functools
+import os
+import threading
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import wgpu
+
+# Best first; an adapter of a kind that is not listed comes last.
+KINDS = {"DiscreteGPU": "discrete", "IntegratedGPU": "integrated", "Unknown": "other", "CPU": "software"}
+BACKENDS = ("Vulkan", "Metal", "D3D12", "OpenGL")
+LIMITS = (
+    "max-buffer-size",
+    "max-storage-buffer-binding-size",
+    "max-compute-workgroups-per-dimension",
+    "max-compute-invocations-per-workgroup",
+    "min-storage-buffer-offset-alignment",
+)
+MAPPABLE = "mappable-primary-buffers"
+
+HOW_TO_GET_ONE = (
+    "no WebGPU adapter was found: install the GPU's Vulkan driver, or a software one (on Debian and Ubuntu: "
+    "apt-get install mesa-vulkan-drivers), or use implementation='jnp'"
+)
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A WebGPU adapter.
+
+    Attributes:
+      name: what the driver calls it.
+      kind: ``"discrete"``, ``"integrated"``, ``"other"`` or ``"software"``.
+      backend: ``"Vulkan"``, ``"Metal"``, ``"D3D12"`` or ``"OpenGL"``.
+      driver: the driver's own words on its version.
+      mappable: whether the host can map the buffers that kernels work on.
+      limits: those of its limits that matter here, by their WebGPU names.
+    """
+
+    name: str
+    kind: str
+    backend: str
+    driver: str
+    mappable: bool
+    limits: dict[str, int]
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.kind}, {self.backend})"
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return asdict(self)
+
+
+def _describe(adapter: wgpu.GPUAdapter) -> Adapter:
+    info = adapter.info
+    return Adapter(
+        name=info["device"],
+        kind=KINDS.get(info["adapter_type"], "other"),
+        backend=info["backend_type"],
+        driver=info["description"],
+        mappable=MAPPABLE in adapter.features,
+        limits={name: int(adapter.limits[name]) for name in LIMITS},
+    )
+
+
+@functools.cache
+def _found() -> tuple[tuple[Adapter, wgpu.GPUAdapter], ...]:
+    """All adapters, best first. Looked for once: a search takes tens of milliseconds."""
+
+    def rank(pair):
+        adapter, _ = pair
+        backend = BACKENDS.index(adapter.backend) if adapter.backend in BACKENDS else len(BACKENDS)
+        return list(KINDS.values()).index(adapter.kind), backend
+
+    return tuple(sorted(((_describe(a), a) for a in wgpu.gpu.enumerate_adapters_sync()), key=rank))
+
+
+def adapters() -> list[Adapter]:
+    """The WebGPU adapters of this machine, the preferred one first."""
+    return [adapter for adapter, _ in _found()]
+
+
+def choose(name: str | None) -> tuple[Adapter, wgpu.GPUAdapter]:
+    """The best adapter whose description contains ``name`` (in any case), or the best of all.
+
+    Raises:
+      RuntimeError: there is none.
+    """
+    found = _found()
+    if not found:
+        raise RuntimeError(HOW_TO_GET_ONE)
+    for adapter, handle in found:
+        if name is None or name.lower() in f"{adapter} {adapter.driver}".lower():
+            return adapter, handle
+    raise RuntimeError(f"no adapter matches {name!r}; found {', '.join(str(adapter) for adapter, _ in found)}")
+
+
+class Device:
+    """A logical device with its queue. Whoever encodes, submits or maps holds ``lock``: one lock around all of it is
+    faster than none, and a buffer must not be replaced while another thread maps it."""
+
+    def __init__(self, name: str | None = None):
+        self.adapter, handle = choose(name)
+        self.lock = threading.Lock()
+        # Mapping what a discrete adapter computes on would keep it in the host's memory.
+        self.mapped = self.adapter.mappable and self.adapter.kind in ("software", "integrated")
+        self.handle = handle.request_device_sync(
+            required_features=[MAPPABLE] if self.mapped else [],
+            required_limits={name: handle.limits[name] for name in LIMITS[:2]},
+        )
+        self.limits = {name: int(self.handle.limits[name]) for name in LIMITS}
+
+
+_devices: dict[tuple[int, str | None], Device] = {}
+_devices_lock = threading.Lock()
+
+
+def device(name: str | None = None) -> Device:
+    """The process's device on the adapter `choose` picks, made at the first call."""
+    key = os.getpid(), name  # a forked child cannot use its parent's device
+    with _devices_lock:
+        if key not in _devices:
+            _devices[key] = Device(name)
+        return _devices[key]

@@ -1,0 +1,25 @@
+"""Settings of every test: no implicit promotion of dtypes or ranks, no warning unnoticed, an adapter or failure."""
+
+import jax
+import numpy as np
+import pytest
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(20)
+
+
+@pytest.fixture(params=["jnp", "webgpu"])
+def implementation(request) -> str:
+    """Both implementations. Without an adapter ``"webgpu"`` fails: it is never skipped."""
+    return request.param
+
+
+@pytest.fixture
+def x64():
+    with jax.enable_x64(True):
+        yield

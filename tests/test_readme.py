@@ -1,0 +1,16 @@
+"""What the README shows runs as printed."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def test_the_example_runs(tmp_path):
+    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    assert len(code.splitlines()) <= 24
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"loss 0\.\d+, gradient \(2, 16, 8, 64\) float32", done.stdout)
