@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import threading
-import time
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +11,7 @@ import oracle
 import pytest
 import wgpu
 
-from jax_rope import Rotary, adapters, rope, rope_qk
-from jax_rope.layout import Layout
+from jax_rope import adapters, rope, rope_qk
 from jax_rope.webgpu import device, kernels, offload
 
 
@@ -170,114 +168,3 @@ for entry_point in {ENTRY_POINTS!r}:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("compiled") == 24
-
-
-SHAPE = (1, 2048, 32, 128)
-USAGE = wgpu.BufferUsage
-
-
-def assert_cost(most: float, prepare, rounds: int = 11) -> None:
-    """That the first of two functions takes at most so many times as long as the second.
-
-    Medians, in turns, so that noise hits both alike. What else runs on the machine can only make the ratio of a memory
-    bound floor and of our work worse: three tries, prepared anew, and the best counts.
-    """
-    ratios = []
-    for _ in range(3):
-        functions, times = prepare(), ([], [])
-        for f in functions:
-            jax.block_until_ready(f())
-        for _ in range(rounds):
-            for f, seen in zip(functions, times, strict=True):
-                start = time.perf_counter()
-                jax.block_until_ready(f())
-                seen.append(time.perf_counter() - start)
-        mine, least = (float(np.median(seen)) for seen in times)
-        ratios.append(mine / least)
-        print(f"{mine * 1e3:.1f} ms against {least * 1e3:.1f} ms: {mine / least:.2f}")
-        if ratios[-1] <= most:
-            return
-    raise AssertionError(f"{min(ratios):.2f} times as long, at most {most} expected")
-
-
-def identity_callback(x):
-    return jax.pure_callback(_read, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
-
-
-def _read(x):
-    return np.asarray(x).copy()
-
-
-@pytest.mark.parametrize("pairing", ["interleaved", "half"])
-def test_cost_of_the_offload(pairing, rng):
-    """At most twice an identity callback that reads its argument."""
-    x = draw(rng, SHAPE, jnp.float32)
-    ours = jax.jit(lambda x: rope(x, rotary=Rotary(pairing=pairing), implementation="webgpu"))
-    floor = jax.jit(identity_callback)
-    assert_cost(2.0, lambda: (lambda: ours(x), lambda: floor(x)))
-
-
-@pytest.mark.parametrize("pairing", ["interleaved", "half"])
-def test_cost_of_the_fallback(pairing, rng):
-    """At most 1.5 times an elementwise product."""
-    x = draw(rng, SHAPE, jnp.float32)
-    ours = jax.jit(lambda x: rope(x, rotary=Rotary(pairing=pairing), implementation="jnp"))
-    floor = jax.jit(lambda x: x * jnp.float32(1.0001))
-    assert_cost(1.5, lambda: (lambda: ours(x), lambda: floor(x)))
-
-
-MULTIPLY = """
-@group(0) @binding(0) var<storage, read_write> data: array<vec4<f32>>;
-@compute @workgroup_size(64)
-fn multiply(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-            @builtin(local_invocation_index) local: u32) {
-    let i = (group.y * groups.x + group.x) * 64u + local;
-    if (i < arrayLength(&data)) { data[i] = data[i] * 1.0001; }
-}
-"""
-
-
-@pytest.mark.parametrize("pairing", ["interleaved", "half"])
-def test_cost_of_the_kernel(pairing, rng):
-    """At most 1.5 times a plain product in place, one vec4 a thread."""
-    x = np.asarray(rng.standard_normal(SHAPE), np.float32)
-    layout = Layout(pairing == "interleaved", 0, SHAPE[-1] // 2, token_major=True)
-    call = offload.Call(layout, [x], np.zeros((1, 1, 1), np.int32), Rotary().table(SHAPE[-1])[None], None)
-
-    def prepare():
-        rotator = small_rotator()
-        (piece,) = call.pieces(rotator.limits)
-        rotator.data.write([(0, x)])
-        ours, floor = rotator.kernel(call, piece, [0, x.nbytes]), multiply(rotator)
-        waiting = rotator.device.handle.create_buffer(size=256, usage=USAGE.MAP_READ | USAGE.COPY_DST)
-
-        def timed(record):
-            def record_and_signal(encoder):
-                record(encoder)
-                encoder.clear_buffer(waiting)
-
-            rotator.data.run(0, record_and_signal)
-            waiting.map_sync(wgpu.MapMode.READ)
-            waiting.unmap()
-
-        return lambda: timed(ours), lambda: timed(floor)
-
-    assert_cost(1.5, prepare, rounds=15)
-
-
-def multiply(rotator):
-    """What records the product of all of the data buffer."""
-    handle, buffer = rotator.device.handle, rotator.data.buffer
-    module = handle.create_shader_module(code=MULTIPLY)
-    pipeline = handle.create_compute_pipeline(layout="auto", compute={"module": module, "entry_point": "multiply"})
-    entry = {"binding": 0, "resource": {"buffer": buffer, "offset": 0, "size": buffer.size}}
-    group = handle.create_bind_group(layout=pipeline.get_bind_group_layout(0), entries=[entry])
-
-    def record(encoder):
-        compute = encoder.begin_compute_pass()
-        compute.set_pipeline(pipeline)
-        compute.set_bind_group(0, group)
-        compute.dispatch_workgroups(buffer.size // 16 // 64 // 2, 2)
-        compute.end()
-
-    return record
