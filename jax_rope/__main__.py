@@ -29,34 +29,34 @@ def main(argv: list[str] | None = None) -> int:
 
 def info(arguments: argparse.Namespace) -> int:
     """Prints what `gather` finds."""
-    found = gather()
+    try:
+        found = gather()
+    except ValueError as error:  # a setting from the environment
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     if arguments.json:
         print(json.dumps(found))
         return 0
     print(", ".join(f"{name} {number}" for name, number in found["versions"].items()))
-    if not found["adapters"]:
-        print(device.HOW_TO_GET_ONE)
     for adapter in found["adapters"]:
         print(f"\n{adapter['name']} ({adapter['kind']}, {adapter['backend']})")
         print(f"  driver: {adapter['driver']}")
         print(f"  buffers that kernels work on can be mapped: {'yes' if adapter['mappable'] else 'no'}")
         for name, value in adapter["limits"].items():
             print(f"  {name}: {value:,}")
-    print(f"\nimplementation='webgpu' would use: {found['webgpu_adapter'] or 'nothing'}")
+    print(f"\nimplementation='webgpu' would use: {found['webgpu_adapter'] or found['webgpu_error']}")
     print(f"implementation=None would use: {found['implementation']}, since {found['reason']}")
     return 0
 
 
 def gather() -> dict[str, Any]:
     """Versions, adapters, and what would be used, as JSON takes it."""
+    adapter, error = None, None
     try:
         adapter = str(device.choose(config.settings.adapter)[0])
-    except RuntimeError:
-        adapter = None
-    if config.settings.implementation:
-        choice = config.Choice(config.settings.implementation, "JAX_ROPE_IMPLEMENTATION says so")
-    else:
-        choice = config.automatic()
+    except RuntimeError as raised:
+        error = f"nothing: {raised}"
+    choice = config.default()
     versions = {name: version(name) for name in ("jax", "jaxlib", "numpy", "wgpu")}
     return {
         "versions": {"jax-rope": __version__, "python": platform.python_version(), **versions},
@@ -64,6 +64,7 @@ def gather() -> dict[str, Any]:
         "jax_backend": jax.default_backend(),
         "adapters": [adapter.as_dict() for adapter in device.adapters()],
         "webgpu_adapter": adapter,
+        "webgpu_error": error,
         "implementation": choice.implementation,
         "reason": choice.reason,
     }

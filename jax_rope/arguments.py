@@ -4,9 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .fallback import Tables
 from .layout import Layout
-from .phase import Angles
-from .rotary import Rotary
+from .phase import Angles, traced_pair_table
+from .rotary import PAIRINGS, Rotary
+from .scaling import LongRoPE
 
 DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16, jnp.float64)
 INT32 = np.iinfo(np.int32)
@@ -17,37 +19,120 @@ def canonical(
     positions: jax.typing.ArrayLike | None,
     rotary: Rotary,
     seq_axis: int,
+    seq_len: jax.typing.ArrayLike | None,
     inverse: bool,
-) -> tuple[Layout, tuple[jax.Array, ...], Angles]:
-    """For the operands by their arguments' names. Raises what `jax_rope.rope` documents."""
+) -> tuple[Layout, tuple[jax.Array, ...], Angles, Layout]:
+    """For the operands by their arguments' names: (layout, operands, angles, layout of the results).
+
+    Raises what `jax_rope.rope` documents.
+    """
     if not isinstance(rotary, Rotary):
         raise TypeError(f"rotary must be a Rotary, got {type(rotary).__name__}")
+    xs = tuple(_operand(name, x) for name, x in named.items())
+    token_major = _token_major(seq_axis, xs[0].ndim)
+    if len(xs) == 2:
+        _check_alike(xs[0], xs[1], -2 if token_major else -3)
+    head_dim = xs[0].shape[-1]
+    layout, written = _layouts(rotary.pairing, rotary.start, rotary.window(head_dim) // 2, token_major, inverse)
+    batch, length = xs[0].shape[:-3], xs[0].shape[layout.token_axis]
+    whole, fractions = _positions(positions, batch, length, rotary)
+    table, frequencies = _table(rotary, head_dim, seq_len, whole, batch, length, inverse)
+    return layout, xs, Angles(whole, table, fractions, frequencies), written
+
+
+def canonical_tables(
+    x: jax.typing.ArrayLike,
+    cos: jax.typing.ArrayLike,
+    sin: jax.typing.ArrayLike,
+    pairing: str,
+    seq_axis: int,
+    inverse: bool,
+) -> tuple[Layout, tuple[jax.Array, ...], Tables, Layout]:
+    """As `canonical`, for `jax_rope.rope_cached`."""
+    if pairing not in PAIRINGS:
+        raise ValueError(f"pairing must be one of {', '.join(map(repr, PAIRINGS))}, got {pairing!r}")
+    x = _operand("x", x)
+    token_major = _token_major(seq_axis, x.ndim)
+    length, head_dim, batch = x.shape[-3 if token_major else -2], x.shape[-1], x.shape[:-3]
+    cos, sin = (_one_table(name, t, batch, length) for name, t in (("cos", cos), ("sin", sin)))
+    width = cos.shape[-1]
+    if sin.shape[-1] != width:
+        raise ValueError(f"cos and sin must have one shape, got widths {width} and {sin.shape[-1]}")
+    if not (0 < width <= head_dim // 2 or width == head_dim) or (width == head_dim and head_dim % 2):
+        raise ValueError(
+            f"cos and sin must be at most {head_dim // 2} wide, half of head_dim, or {head_dim}, got {width}"
+        )
+    pairs = width // 2 if width == head_dim else width
+    layout, written = _layouts(pairing, 0, pairs, token_major, inverse)
+    if width == head_dim and pairing == "interleaved":  # the entries of first elements come first, then the others'
+        cos, sin = (jnp.concatenate((t[..., 0::2], t[..., 1::2]), axis=-1) for t in (cos, sin))
+    tables = Tables(cos, sin)
+    if inverse:
+        layout = layout.transpose()  # the tables are those of the inverse itself
+        tables = _inverted(tables, pairs)
+    return layout, (x,), tables, written
+
+
+def table_angles(
+    positions: jax.typing.ArrayLike, rotary: Rotary, head_dim: int, seq_len: jax.typing.ArrayLike | None
+) -> Angles:
+    """The angles of positions [..., S], with leading axes as they are."""
+    shape = np.shape(positions)
+    if rotary.sections is not None:
+        shape = shape[1:]
+    if not shape:
+        raise ValueError(f"positions must be an array [..., S], got shape {np.shape(positions)}")
+    whole, fractions = _positions(positions, shape[:-1], shape[-1], rotary)
+    table, frequencies = _table(rotary, head_dim, seq_len, whole, shape[:-1], shape[-1], inverse=False)
+    return Angles(whole, table, fractions, frequencies)
+
+
+def _layouts(pairing: str, start: int, pairs: int, token_major: bool, inverse: bool) -> tuple[Layout, Layout]:
+    """How pairs are read, and how they are written."""
     if not isinstance(inverse, bool | np.bool_):
         raise TypeError(f"inverse must be True or False, known while tracing, got {type(inverse).__name__}")
-    xs = [_operand(name, x) for name, x in named.items()]
-    token_major = _token_major(seq_axis, xs[0].ndim)
-    head_axis = -2 if token_major else -3
-    if len(xs) == 2:
-        _check_alike(xs[0], xs[1], head_axis)
-    head_dim = xs[0].shape[-1]
-    pairs = rotary.window(head_dim) // 2
-    layout = Layout(rotary.pairing == "interleaved", rotary.start, pairs, token_major, -1 if inverse else 1)
-    batch = xs[0].shape[:-3]
-    table = rotary.table(head_dim)
-    whole, fractions = _positions(positions, batch, xs[0].shape[layout.token_axis])
-    return layout, tuple(xs), Angles(whole, fractions, table.reshape((1,) * len(batch) + table.shape))
+    read, written = pairing != "half", pairing == "interleaved"
+    if inverse:
+        read, written = written, read
+    layout = Layout(read, start, pairs, token_major, -1 if inverse else 1)
+    return layout, layout._replace(interleaved=written)
+
+
+def _one_table(name: str, table: jax.typing.ArrayLike, batch: tuple[int, ...], length: int) -> jax.Array:
+    table = jnp.asarray(table)
+    if table.dtype not in DTYPES:
+        raise TypeError(f"{name} must be floats, got {table.dtype}")
+    lead = (1,) * (len(batch) - table.ndim + 2) + table.shape[:-2]
+    fits = table.ndim >= 2 and len(lead) == len(batch) and all(a in (1, b) for a, b in zip(lead, batch, strict=True))
+    if not fits or table.shape[-2] != length:
+        raise ValueError(
+            f"{name} must be [S, n] or [..., S, n], a row for each token, that broadcasts to the batch, "
+            f"got shape {table.shape} for batch {batch} and S = {length}"
+        )
+    return table.reshape(*lead, *table.shape[-2:])
+
+
+def _inverted(tables: Tables, pairs: int) -> Tables:
+    """The tables of the inverse: of the matrix ((c, -s), (s2, c2)) that turns a pair."""
+    c, c2 = tables.cos[..., :pairs], tables.cos[..., -pairs:]
+    s, s2 = tables.sin[..., :pairs], tables.sin[..., -pairs:]
+    scale = 1 / (c * c2 + s * s2)
+    if tables.cos.shape[-1] == pairs:
+        return Tables(c * scale, s * -scale)
+    return Tables(*(jnp.concatenate(pair, axis=-1) for pair in ((c2 * scale, c * scale), (s * -scale, s2 * -scale))))
 
 
 def _operand(name: str, x: jax.typing.ArrayLike) -> jax.Array:
+    what = getattr(x, "dtype", type(x).__name__)
     try:
-        x = jnp.asarray(x)
+        array = jnp.asarray(x)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} must be an array, got {type(x).__name__}") from error
-    if x.dtype not in DTYPES:
-        raise TypeError(f"{name} must be float32, bfloat16, float16 or float64, got {x.dtype}")
-    if x.ndim < 3:
-        raise ValueError(f"{name} must have at least 3 axes, [..., S, H, D] or [..., H, S, D], got shape {x.shape}")
-    return x
+        raise TypeError(f"{name} must be an array of float32, bfloat16, float16 or float64, got {what}") from error
+    if array.dtype not in DTYPES:
+        raise TypeError(f"{name} must be float32, bfloat16, float16 or float64, got {what}")
+    if array.ndim < 3:
+        raise ValueError(f"{name} must have at least 3 axes, [..., S, H, D] or [..., H, S, D], got shape {array.shape}")
+    return array
 
 
 def _token_major(seq_axis: int, rank: int) -> bool:
@@ -70,49 +155,130 @@ def _check_alike(q: jax.Array, k: jax.Array, head_axis: int) -> None:
         raise ValueError(f"q and k may differ only in their number of heads, got q {q.shape} and k {k.shape}")
 
 
-def _positions(positions, batch: tuple[int, ...], length: int):
+def _positions(positions, batch: tuple[int, ...], length: int, rotary: Rotary):
     """(positions, fractions or None) as in `Angles`."""
     if positions is None:
         return np.zeros((1,) * len(batch) + (1, 1), np.int32), None
-    if not isinstance(positions, jax.Array | np.ndarray):
-        positions = np.asarray(positions)
-    kind = positions.dtype
-    if jnp.issubdtype(kind, jnp.integer):
-        whole, fractions = _integers(positions), None
-    elif kind in (jnp.float32, jnp.float64):
-        whole, fractions = _split(positions)
-    else:
-        raise TypeError(
-            f"positions must be integers, float32 or float64 (16-bit floats merge positions above 256), got {kind}"
-        )
-    shape = _broadcastable(positions.shape, batch, length)
-    return whole.reshape(shape), None if fractions is None else fractions.reshape(shape)
+    positions = _numbers(positions)
+    whole, fractions = _integers(positions) if jnp.issubdtype(positions.dtype, jnp.integer) else _split(positions)
+    if rotary.sections is None:
+        shape = _broadcastable("None, a scalar, [S] or [..., S]", positions.shape, batch, length)
+        shape = (*shape[:-1], 1, shape[-1])
+        return whole.reshape(shape), None if fractions is None else fractions.reshape(shape)
+    taken = f"None, a scalar, or [{rotary.streams}, ..., S], a stream for each section,"
+    if positions.ndim and positions.shape[0] != rotary.streams:
+        raise ValueError(f"positions must be {taken} got shape {positions.shape}")
+    shape = _broadcastable(taken, positions.shape[1:], batch, length)
+
+    def arranged(array):
+        streams = rotary.streams if positions.ndim else 1
+        return (jnp if isinstance(array, jax.Array) else np).moveaxis(array.reshape(streams, *shape), 0, -2)
+
+    return arranged(whole), None if fractions is None else arranged(fractions)
 
 
-def _broadcastable(shape: tuple[int, ...], batch: tuple[int, ...], length: int) -> tuple[int, ...]:
-    """The shape [..., streams, S] of positions, or [..., streams, 1] for an offset."""
+def _broadcastable(taken: str, shape: tuple[int, ...], batch: tuple[int, ...], length: int) -> tuple[int, ...]:
+    """The shape [..., S] of positions, or [..., 1] for an offset, with as many leading axes as the batch has."""
     if not shape:
-        return (1,) * len(batch) + (1, 1)
+        return (1,) * (len(batch) + 1)
     lead = (1,) * (len(batch) - len(shape) + 1) + shape[:-1]
     fits = len(lead) == len(batch) and all(a in (1, b) for a, b in zip(lead, batch, strict=True))
     if not fits or shape[-1] != length:
         raise ValueError(
-            f"positions must be None, a scalar, [S] or [..., S] that broadcasts to the batch, "
+            f"positions must be {taken} that broadcasts to the batch, "
             f"got shape {shape} for batch {batch} and S = {length}"
         )
-    return (*lead, 1, length)
+    return (*lead, length)
+
+
+def _table(rotary: Rotary, head_dim: int, seq_len, whole, batch: tuple[int, ...], length: int, inverse: bool):
+    """(table, frequencies or None) as in `Angles`."""
+    if rotary.depends_on_length:
+        return _table_by_length(rotary, head_dim, _lengths(seq_len, whole, batch, length), inverse), None
+    if seq_len is not None:
+        _checked_lengths(seq_len, batch)
+    lead = (1,) * len(batch)
+    if isinstance(rotary.freqs, jax.Array):
+        streams = (0,) * rotary.freqs.shape[0] if rotary.sections is None else rotary.pair_streams()
+        traced = traced_pair_table(rotary.freqs, streams)
+        return traced.reshape(lead + traced.shape), rotary.freqs.reshape(lead + rotary.freqs.shape)
+    table = rotary.table(head_dim, None, inverse)
+    return table.reshape(lead + table.shape), None
+
+
+def _table_by_length(rotary: Rotary, head_dim: int, lengths, inverse: bool):
+    """The table of each row, for rows of these lengths."""
+    if not isinstance(lengths, jax.Array):
+        tables = [rotary.table(head_dim, int(n), inverse) for n in lengths.ravel()]
+        return np.stack(tables).reshape(lengths.shape + tables[0].shape)
+    rule = rotary.scaling
+    if not isinstance(rule, LongRoPE):
+        raise ValueError(
+            f"seq_len must be known while tracing for {type(rule).__name__}: "
+            f"it is traced, or follows from positions that are"
+        )
+    original = rule.original_max_position_embeddings
+    short, long = (rotary.table(head_dim, n, inverse) for n in (original, original + 1))
+    return jnp.where((lengths > original)[..., None, None], long, short)
+
+
+def _lengths(seq_len, whole, batch: tuple[int, ...], length: int):
+    """Each row's length, [...] with leading axes as in `Angles`; NumPy unless it is traced."""
+    if seq_len is not None:
+        return _checked_lengths(seq_len, batch)
+    if not isinstance(whole, jax.core.Tracer):
+        whole = np.asarray(whole)
+    if whole.size == 0:
+        return np.zeros((1,) * len(batch), np.int64)
+    counted = length - 1 if whole.shape[-1] != length else 0
+    return whole.max(axis=(-2, -1)) + (counted + 1)
+
+
+def _checked_lengths(seq_len, batch: tuple[int, ...]):
+    lengths = seq_len if isinstance(seq_len, jax.core.Tracer) else np.asarray(seq_len)
+    if not jnp.issubdtype(lengths.dtype, jnp.integer):
+        raise TypeError(f"seq_len must be an integer or integers, got {lengths.dtype}")
+    lead = (1,) * (len(batch) - lengths.ndim) + lengths.shape
+    if len(lead) != len(batch) or any(a not in (1, b) for a, b in zip(lead, batch, strict=True)):
+        raise ValueError(f"seq_len must be a scalar or broadcast to the batch {batch}, got shape {lengths.shape}")
+    return lengths.reshape(lead)
+
+
+def _numbers(positions) -> jax.Array | np.ndarray:
+    """An array of integers or floats; NumPy's, in the machine's byte order, unless it is traced or floats of JAX's."""
+    if isinstance(positions, np.ma.MaskedArray):
+        raise TypeError("positions must not be a masked array")
+    if not isinstance(positions, jax.Array | np.ndarray):
+        try:
+            traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(positions))
+            positions = jnp.asarray(positions) if traced else np.asarray(positions)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"positions must be a number or an array, got {type(positions).__name__}") from error
+        if positions.dtype == object and all(isinstance(p, int) for p in positions.ravel()):
+            raise ValueError(f"positions must fit into int32, got {positions.min()} to {positions.max()}")
+    kind = positions.dtype
+    if jnp.issubdtype(kind, jnp.integer):
+        return positions if isinstance(positions, jax.core.Tracer) else np.asarray(positions)
+    if kind.newbyteorder("=") not in (jnp.float32, jnp.float64):
+        raise TypeError(
+            f"positions must be integers, float32 or float64 (16-bit floats merge positions above 256), got {kind}"
+        )
+    return positions if isinstance(positions, jax.Array) else positions.astype(kind.newbyteorder("="))
 
 
 def _integers(positions):
-    if np.iinfo(positions.dtype).max <= INT32.max:
-        return positions.astype(np.int32)
+    """(int32, None); for traced int64 with NaN as fractions of what lies beyond int32."""
+    limits = jnp.iinfo(positions.dtype)
+    if limits.max <= INT32.max:
+        return positions.astype(np.int32), None
     if isinstance(positions, jax.core.Tracer):
-        if jnp.issubdtype(positions.dtype, jnp.unsignedinteger):
+        if limits.min == 0:
             raise TypeError(f"positions that are traced must be signed integers or floats, got {positions.dtype}")
-        return positions.astype(np.int32)
-    if positions.size and not (INT32.min <= positions.min() and positions.max() <= INT32.max):
+        fits = (positions >= INT32.min) & (positions <= INT32.max)
+        return positions.astype(np.int32), jnp.where(fits, jnp.float32(0), jnp.float32(jnp.nan))
+    if positions.size and not (positions.min() >= INT32.min and positions.max() <= INT32.max):
         raise ValueError(f"positions must fit into int32, got {positions.min()} to {positions.max()}")
-    return positions.astype(np.int32)
+    return positions.astype(np.int32), None
 
 
 def _split(positions):

@@ -4,10 +4,13 @@ import functools
 import logging
 import os
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
+
+if TYPE_CHECKING:
+    from .webgpu.device import Adapter
 
 logger = logging.getLogger("jax_rope")
 
@@ -30,39 +33,44 @@ class Choice(NamedTuple):
     reason: str
 
 
-def configure(*, implementation: str | None = _KEEP, adapter: str | None = _KEEP) -> None:  # type: ignore[assignment]
+def configure(
+    *,
+    implementation: str | None = _KEEP,  # type: ignore[assignment]
+    adapter: "Adapter | str | None" = _KEEP,  # type: ignore[assignment]
+) -> None:
     """Sets what calls use that do not say so themselves. What was traced before keeps its implementation.
 
     Args:
       implementation: ``"webgpu"``, ``"jnp"``, or ``None`` to choose; at first what the environment's
         JAX_ROPE_IMPLEMENTATION says.
-      adapter: a part of an adapter's name, kind, backend or driver, as `jax_rope.adapters` lists them, or ``None`` for
+      adapter: one that `jax_rope.adapters` lists, or a part of its name, kind, backend or driver, or ``None`` for
         the best; at first what the environment's JAX_ROPE_ADAPTER says.
 
     Raises:
+      TypeError: an adapter that is neither.
       ValueError: an unknown implementation.
       RuntimeError: no adapter matches.
     """
     if implementation is not _KEEP:
         _check(implementation, "implementation")
-        settings.implementation = implementation
     if adapter is not _KEEP:
-        if adapter is not None:
-            from .webgpu import device
+        from .webgpu import device
 
+        if adapter is not None:
+            if not isinstance(adapter, str | device.Adapter):
+                raise TypeError(f"adapter must be an Adapter, a part of its name or None, got {adapter!r}")
+            adapter = str(adapter)
             device.choose(adapter)
         settings.adapter = adapter
         automatic.cache_clear()
+    if implementation is not _KEEP:
+        settings.implementation = implementation
 
 
 def choose(requested: str | None, dtypes: Iterable[object]) -> str:
     """The implementation of one call, ``"webgpu"`` or ``"jnp"``, given the dtypes that its operands came with."""
     _check(requested, "implementation")
-    if requested is None:
-        _check(settings.implementation, "JAX_ROPE_IMPLEMENTATION")
-        requested = settings.implementation
-    if requested is None:
-        return automatic().implementation
+    requested = requested or default().implementation
     if requested == "webgpu":
         if any(dtype == np.float64 for dtype in dtypes):
             raise TypeError("implementation 'webgpu' takes float32, bfloat16 or float16, got float64: use 'jnp'")
@@ -72,6 +80,14 @@ def choose(requested: str | None, dtypes: Iterable[object]) -> str:
     return requested
 
 
+def default() -> Choice:
+    """What ``implementation=None`` is."""
+    if settings.implementation is None:
+        return automatic()
+    _check(settings.implementation, "JAX_ROPE_IMPLEMENTATION")
+    return Choice(settings.implementation, "it was configured")
+
+
 def _check(implementation: str | None, name: str) -> None:
     if implementation is not None and implementation not in IMPLEMENTATIONS:
         raise ValueError(f"{name} must be 'webgpu', 'jnp' or None, got {implementation!r}")
@@ -79,7 +95,7 @@ def _check(implementation: str | None, name: str) -> None:
 
 @functools.cache
 def automatic() -> Choice:
-    """What ``implementation=None`` is."""
+    """What is known to be best."""
     if jax.default_backend() != "cpu":
         return Choice("jnp", f"JAX itself runs on {jax.default_backend()}")
     from .webgpu import device

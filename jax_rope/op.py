@@ -1,11 +1,14 @@
-"""``rope`` and ``rope_qk``: arguments in, canonical form out, and the custom_vjp over both implementations."""
+"""``rope``, ``rope_qk`` and ``rope_cached``: canonical arguments, and the custom_vjp over both implementations."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from . import config, fallback, primitive
-from .arguments import canonical
+from .arguments import canonical, canonical_tables
+from .fallback import Tables
 from .layout import Layout
 from .phase import Angles
 from .rotary import Rotary
@@ -17,6 +20,7 @@ def rope(
     rotary: Rotary = Rotary(),
     *,
     seq_axis: int = -3,
+    seq_len: jax.typing.ArrayLike | None = None,
     inverse: bool = False,
     implementation: str | None = None,
 ) -> jax.Array:
@@ -35,21 +39,28 @@ def rope(
       x: ``[..., S, H, D]``, or ``[..., H, S, D]`` with ``seq_axis=-2``; float32, bfloat16 or float16 (in x64 mode
         also float64, in ``jnp`` only).
       positions: ``None`` for 0 ... S - 1; an integer scalar, traced or not, for offset ... offset + S - 1; or an array
-        ``[S]`` or ``[..., S]`` whose leading axes broadcast to x's. Integers are exact in all of int32; float32 are
-        taken as they are. A position that is not finite, or beyond int32, rotates to NaN.
+        ``[S]`` or ``[..., S]`` whose leading axes broadcast to x's; with ``rotary.sections``, ``[streams, ..., S]``.
+        Integers are exact in all of int32. Floats, offsets too, are taken exactly, but for the rounding of float64 to
+        float32 that JAX does outside x64 mode. Numbers that are not finite or beyond int32 raise where they are
+        Python's or NumPy's, and rotate to NaN where they are JAX's.
       rotary: what is rotated, and how fast.
-      seq_axis: -3 or -2, the axis of x that counts tokens.
-      inverse: undo the rotation instead.
+      seq_axis: -3 or -2, the axis of x that counts tokens (or the same axis counted from the front).
+      seq_len: the length that ``rotary.scaling`` depends on, if it does: an int, or an integer array that broadcasts to
+        x's leading axes, one for each row; else it is the row's highest position plus one. Where it, or without it the
+        positions, are traced, LongRoPE switches between its two sets of frequencies as the program runs, and
+        DynamicNTK raises.
+      inverse: undo the rotation instead, attention factor included.
       implementation: ``"webgpu"``, ``"jnp"``, or ``None`` to choose (see `jax_rope.configure`).
 
     Returns:
-      The rotated x, of its shape and dtype. Linear in x; its gradient is the opposite rotation of the cotangent.
+      The rotated x, of its shape and dtype. Linear in x; its gradient is the transposed rotation of the cotangent.
+      Float positions and ``rotary.freqs`` that are arrays have their gradients too.
 
     Raises:
       TypeError, ValueError: an argument that is of no such form; the message names it.
       RuntimeError: ``implementation="webgpu"`` without an adapter.
     """
-    (y,) = _rotate({"x": x}, positions, rotary, seq_axis, inverse, implementation)
+    (y,) = _rotate({"x": x}, positions, rotary, seq_axis, seq_len, inverse, implementation)
     return y
 
 
@@ -60,6 +71,7 @@ def rope_qk(
     rotary: Rotary = Rotary(),
     *,
     seq_axis: int = -3,
+    seq_len: jax.typing.ArrayLike | None = None,
     inverse: bool = False,
     implementation: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
@@ -71,6 +83,7 @@ def rope_qk(
       positions: as in `rope`, shared by q and k, as are all further arguments.
       rotary: as in `rope`.
       seq_axis: as in `rope`.
+      seq_len: as in `rope`.
       inverse: as in `rope`.
       implementation: as in `rope`.
 
@@ -80,45 +93,98 @@ def rope_qk(
     Raises:
       TypeError, ValueError, RuntimeError: as in `rope`; q and k that differ in more than their heads.
     """
-    q, k = _rotate({"q": q, "k": k}, positions, rotary, seq_axis, inverse, implementation)
+    q, k = _rotate({"q": q, "k": k}, positions, rotary, seq_axis, seq_len, inverse, implementation)
     return q, k
 
 
-def _rotate(named, positions, rotary, seq_axis, inverse, implementation):
-    layout, xs, angles = canonical(named, positions, rotary, seq_axis, inverse)
+def rope_cached(
+    x: jax.Array,
+    cos: jax.typing.ArrayLike,
+    sin: jax.typing.ArrayLike,
+    *,
+    pairing: str = "interleaved",
+    seq_axis: int = -3,
+    inverse: bool = False,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Rotation by the caller's tables of cosines and sines, row s of which belongs to token s.
+
+    Example::
+
+        cos, sin = rotary.tables(positions, head_dim)
+        q = rope_cached(q, cos, sin, pairing="half")
+
+    Args:
+      x: as in `rope`.
+      cos: float ``[S, n]`` or ``[..., S, n]`` whose leading axes broadcast to x's, for the first 2n elements of each
+        head; or as wide as the head, an entry for each element, as Hugging Face makes them by concatenation
+        (``pairing="half"``) and others by repetition (``pairing="interleaved"``). Taken as float32.
+      sin: like cos.
+      pairing: as in `Rotary`.
+      seq_axis: as in `rope`.
+      inverse: undo the rotation, whatever the tables' amplitude.
+      implementation: as in `rope`.
+
+    Returns:
+      The rotated x, of its shape and dtype; differentiable in x, cos and sin.
+
+    Raises:
+      TypeError, ValueError, RuntimeError: as in `rope`; tables that have not a row for each token.
+    """
+    layout, xs, tables, written = canonical_tables(x, cos, sin, pairing, seq_axis, inverse)
+    chosen = config.choose(implementation, [getattr(x, "dtype", None)])
+    (y,) = _arranged(chosen, layout, written, xs, tables)
+    return y
+
+
+def _rotate(named, positions, rotary, seq_axis, seq_len, inverse, implementation):
+    layout, xs, angles, written = canonical(named, positions, rotary, seq_axis, seq_len, inverse)
     # JAX makes float32 of NumPy's float64 where x64 mode is off; who asks for the GPU should know.
     chosen = config.choose(implementation, [getattr(x, "dtype", None) for x in named.values()])
-    return _rope(chosen, layout, xs, angles)
+    return _arranged(chosen, layout, written, xs, angles)
 
 
-def _apply(implementation: str, layout: Layout, xs: Sequence[jax.Array], angles: Angles) -> tuple[jax.Array, ...]:
+def _arranged(implementation, layout: Layout, written: Layout, xs, by) -> tuple[jax.Array, ...]:
+    """Rotates between rearrangements, where a pairing reads its pairs in one arrangement and writes them in another."""
+    if layout.interleaved == written.interleaved:
+        return _rope(implementation, layout, xs, by)
+    if layout.interleaved:  # turned as halves, either way
+        layout, xs = written, tuple(fallback.rearrange(layout, x) for x in xs)
+        return _rope(implementation, layout, xs, by)
+    return tuple(fallback.rearrange(layout, y) for y in _rope(implementation, layout, xs, by))
+
+
+def _apply(implementation: str, layout: Layout, xs: Sequence[jax.Array], by: Angles | Tables) -> tuple[jax.Array, ...]:
     rotate = primitive.rotate if implementation == "webgpu" else fallback.rotate
-    return rotate(layout, xs, angles)
+    return rotate(layout, tuple(xs), by)
 
 
 # Without the custom_vjp the jnp backward would be a transposed stack and slices, several times as slow as the
-# rotation that it is, and an angle that is not differentiated would keep x alive.
+# rotation that it is.
 _rope = jax.custom_vjp(_apply, nondiff_argnums=(0, 1))
 
 
-def _forward(implementation, layout, xs, angles):
-    # Only the gradient with respect to fractional positions needs x again.
-    kept = None if angles.fractions is None else xs
-    return _apply(implementation, layout, xs, angles), (kept, angles)
+def _forward(implementation, layout, xs, by):
+    ys = _apply(implementation, layout, xs, by)
+    # These are needed again only for the gradient with respect to floats that x is rotated by.
+    kept = (xs if isinstance(by, Tables) else ys) if jax.tree.leaves(_floats(by)) else None
+    return ys, (kept, by)
 
 
 def _backward(implementation, layout, residuals, cotangents):
-    xs, angles = residuals
-    if angles.fractions is None:
-        return _apply(implementation, layout.transpose(), cotangents, angles), None
+    kept, by = residuals
+    xs_cotangent = _apply(implementation, layout.transpose(), cotangents, by)
+    if kept is None:
+        return xs_cotangent, None
+    # The map is linear: its transpose is the same wherever it is taken.
+    zeros = jax.tree.map(jnp.zeros_like, _floats(by))
+    _, vjp = jax.vjp(lambda changes: fallback.changed_by(layout, kept, by, changes), zeros)
+    return xs_cotangent, *vjp(tuple(cotangents))
 
-    def of(xs, fractions):
-        return _apply(implementation, layout, xs, angles._replace(fractions=fractions))
 
-    _, vjp = jax.vjp(of, xs, angles.fractions)
-    xs_cotangent, fractions_cotangent = vjp(tuple(cotangents))
-    # None stands for the cotangent of what has none: integers.
-    return xs_cotangent, Angles(positions=None, fractions=fractions_cotangent, table=None)  # type: ignore[arg-type]
+def _floats(by: Any) -> Any:
+    """The float leaves; None, which is also the cotangent of an integer, in the others' place."""
+    return type(by)(*(leaf if leaf is not None and jnp.issubdtype(leaf.dtype, jnp.floating) else None for leaf in by))
 
 
 _rope.defvjp(_forward, _backward)

@@ -37,8 +37,9 @@ class Angles(NamedTuple):
     """
 
     positions: Operand  # int32 [..., streams, S], or [..., streams, 1]: a row's first position
-    fractions: Operand | None  # floats like positions, added to them; NaN for what is no position
-    table: Operand  # uint32 [..., pairs, 4], from `pair_table`
+    table: Operand  # uint32 [..., pairs, 4], from `pair_table` or `traced_pair_table`
+    fractions: Operand | None = None  # floats like positions, added to them; NaN for what is no position
+    frequencies: Operand | None = None  # floats [..., pairs] that the table was made of, for their gradient
 
 
 def pair_table(frequencies: Sequence[Decimal], amplitude: float, streams: Sequence[int]) -> np.ndarray:
@@ -61,6 +62,66 @@ def pair_table(frequencies: Sequence[Decimal], amplitude: float, streams: Sequen
             table[i, :3] = fraction >> 32, fraction & 0xFFFFFFFF, packed & 0xFFFFFFFF
     table[:, 3] = np.float32(amplitude).view(np.uint32)
     return table
+
+
+# 2**128 / (2 pi) in 32-bit words, the lowest first.
+_INVERSE_TWO_PI = tuple(int(Decimal(2) ** 128 / TWO_PI) >> 32 * word & 0xFFFFFFFF for word in range(4))
+
+
+def traced_pair_table(frequencies: jax.Array, streams: Sequence[int]) -> jax.Array:
+    """`pair_table` of a float32 or float64 array [pairs] that may be traced, exact as well, with amplitude 1.
+
+    A frequency that is not finite, or beyond the limit there, gives NaN.
+    """
+    single = frequencies.astype(jnp.float32)
+    low, high, whole = _turns(single)
+    if frequencies.dtype == jnp.float64:
+        rest = _turns((frequencies - single.astype(jnp.float64)).astype(jnp.float32))
+        low, carry = _add(low, rest[0], jnp.uint32(0))
+        high, carry = _add(high, rest[1], carry)
+        whole, _ = _add(whole, rest[2], carry)
+    fits = jnp.abs(single) < 2 * math.pi * (1 << 31 - STREAM_BITS)
+    amplitude = jax.lax.bitcast_convert_type(jnp.where(fits, jnp.float32(1), jnp.float32(math.nan)), jnp.uint32)
+    return jnp.stack((high, low, whole << STREAM_BITS | jnp.asarray(streams, jnp.uint32), amplitude), axis=-1)
+
+
+def _turns(frequencies: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Radians, float32, in units of 2**-64 turn: a two's complement number of three uint32 words, the lowest first."""
+    bits = jax.lax.bitcast_convert_type(frequencies, jnp.uint32)
+    exponent = (bits >> 23 & 0xFF).astype(jnp.int32)
+    mantissa = jnp.where(exponent > 0, bits & 0x7FFFFF | 0x800000, 0)
+    # mantissa * 2**128 / (2 pi), in five words, of which the result begins at a bit that the exponent decides.
+    words, carry = [], jnp.zeros_like(bits)
+    for word in map(jnp.uint32, _INVERSE_TWO_PI):
+        total, overflow = _add(mantissa * word, carry, jnp.uint32(0))
+        words.append(total)
+        carry = multiply_high(mantissa, word) + overflow
+    shift = jnp.clip(214 - exponent, 0, 160)
+    stacked = jnp.stack([*words, carry, *[jnp.zeros_like(bits)] * 5], axis=-1)
+
+    def word_at(index: int) -> jax.Array:
+        at = (shift >> 5) + index
+        lower, upper = (jnp.take_along_axis(stacked, (at + i)[..., None], axis=-1)[..., 0] for i in range(2))
+        by = (shift & 31).astype(jnp.uint32)
+        return lower >> by | jnp.where(by > 0, upper << (32 - by & 31), 0)
+
+    low, high, whole = word_at(0), word_at(1), word_at(2)
+    negative = frequencies < 0
+    flipped_low, carry = _add(~low, jnp.ones_like(low), jnp.uint32(0))
+    flipped_high, carry = _add(~high, jnp.zeros_like(high), carry)
+    flipped_whole = ~whole + carry
+    return (
+        jnp.where(negative, flipped_low, low),
+        jnp.where(negative, flipped_high, high),
+        jnp.where(negative, flipped_whole, whole),
+    )
+
+
+def _add(a: jax.Array, b: jax.Array, carry: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The sum of uint32 words and a carry of 0 or 1, and its own carry."""
+    partial = a + b
+    total = partial + carry
+    return total, ((partial < a) | (total < partial)).astype(jnp.uint32)
 
 
 def arithmetic(dtype: jnp.dtype) -> jnp.dtype:
@@ -133,7 +194,8 @@ def _float64_cos_sin(angles: Angles, phase: Phase) -> tuple[jax.Array, jax.Array
     turns = (rest.astype(jnp.float64) + phase.low.astype(jnp.float64) * 2.0**-32) * 2.0**-32
     radians = 2 * math.pi * turns
     if angles.fractions is not None:
-        radians = radians + angle_change(angles, angles.fractions, jnp.dtype(jnp.float64))
+        fraction = _by_pair(angles.fractions, angles.table[..., None, :, 2]).astype(jnp.float64)
+        radians = radians + fraction * omegas(angles, jnp.dtype(jnp.float64))
     return _turned(quadrant, jnp.cos(radians), jnp.sin(radians))
 
 
@@ -151,7 +213,9 @@ def _turned(quadrant: jax.Array, c: jax.Array, s: jax.Array) -> tuple[jax.Array,
 
 
 def omegas(angles: Angles, dtype: jnp.dtype) -> jax.Array:
-    """The frequencies in radians per position, [..., 1, pairs]: what an angle changes with its position."""
+    """The frequencies in radians per position, [..., 1, pairs]; differentiable, where they can be."""
+    if angles.frequencies is not None:
+        return jnp.asarray(angles.frequencies[..., None, :], dtype)
     high, low, packed = (angles.table[..., None, :, column] for column in range(3))
     whole = (jax.lax.bitcast_convert_type(packed, jnp.int32) >> STREAM_BITS).astype(dtype)
     fraction = (high.astype(dtype) + low.astype(dtype) * 2.0**-32) * 2.0**-32
@@ -174,13 +238,27 @@ def cos_sin(angles: Angles, length: int, dtype: jnp.dtype) -> tuple[jax.Array, j
 def _cos_sin_jvp(length, dtype, primals, tangents):
     (angles,), (changes,) = primals, tangents
     c, s = cos_sin(angles, length, dtype)
-    if angles.fractions is None:
-        return (c, s), (jnp.zeros_like(c), jnp.zeros_like(s))
-    radians = angle_change(angles, changes.fractions, dtype)
-    return (c, s), (-s * radians, c * radians)
+    radians = angle_change(angles, changes.fractions, changes.frequencies, length, dtype)
+    return (c, s), (jnp.zeros_like(c), jnp.zeros_like(s)) if radians is None else (-s * radians, c * radians)
 
 
-def angle_change(angles: Angles, fractions_change: Operand, dtype: jnp.dtype) -> jax.Array:
-    """By how many radians each pair's angle changes, [..., S, pairs], when the fractions change."""
+def angle_change(
+    angles: Angles, fractions: Operand | None, frequencies: Operand | None, length: int, dtype: jnp.dtype
+) -> jax.Array | None:
+    """By how many radians each pair's angle changes, [..., S, pairs], with these changes of fractions and frequencies.
+
+    None if both are None.
+    """
     packed = angles.table[..., None, :, 2]
-    return _by_pair(fractions_change.astype(dtype), packed) * omegas(angles, dtype)
+    change = None
+    if fractions is not None:
+        change = _by_pair(fractions.astype(dtype), packed) * omegas(angles, dtype)
+    if frequencies is not None:
+        position = _by_pair(angles.positions, packed).astype(dtype)
+        if position.shape[-2] != length:
+            position = position + jnp.expand_dims(jnp.arange(length, dtype=dtype), (*range(position.ndim - 2), -1))
+        if angles.fractions is not None:
+            position = position + _by_pair(angles.fractions, packed).astype(dtype)
+        by_frequency = position * frequencies[..., None, :].astype(dtype)
+        change = by_frequency if change is None else change + by_frequency
+    return change

@@ -3,14 +3,21 @@
 import functools
 import math
 import numbers
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import Decimal, localcontext
+from decimal import Decimal
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from .phase import DIGITS, pair_table
+from .phase import STREAM_BITS, pair_table
+from .scaling import Frequencies, Scaling, powers
 
-PAIRINGS = ("interleaved", "half")
+PAIRINGS = ("interleaved", "half", "interleaved_to_half")
+SECTION_LAYOUTS = ("contiguous", "interleaved", "axial")
 
 
 @dataclass(frozen=True)
@@ -18,46 +25,124 @@ class Rotary:
     """Which elements of a head are paired, and how fast each pair turns. Immutable and hashable: static under ``jit``.
 
     Pair i of n = rotary_dim / 2 turns by ``theta ** (-i / n)`` radians per position (Su et al., "RoFormer",
-    arXiv:2104.09864, section 3.2.2).
+    arXiv:2104.09864, section 3.2.2), unless ``scaling``, ``sections`` or ``freqs`` say otherwise.
 
     Attributes:
-      theta: the base, a finite number above 0.
+      theta: the base, a number from 1e-6 to 1e300.
       pairing: ``"interleaved"`` pairs elements (2i, 2i + 1) of the window (RoFormer, LLaMA as published, GPT-J, GGUF);
-        ``"half"`` pairs (i, i + rotary_dim / 2) (GPT-NeoX, Hugging Face).
-      rotary_dim: how many elements of each head are rotated, even; ``None`` is all from ``start`` on.
+        ``"half"`` pairs (i, i + rotary_dim / 2) (GPT-NeoX, Hugging Face); ``"interleaved_to_half"`` reads pairs
+        (2i, 2i + 1) and writes (i, i + rotary_dim / 2) (DeepSeek-V3 as Hugging Face runs it).
+      rotary_dim: how many elements of each head are rotated, even; ``None`` is all from ``start`` on, or as many as
+        ``freqs`` has pairs for.
       start: the first of them. What lies outside the window passes through bit for bit.
+      scaling: a frequency rule from `jax_rope.scaling`.
+      sections: how many pairs follow each stream of positions; then positions are ``[streams, ..., S]``.
+      section_layout: ``"contiguous"``: the first section's pairs come first, and so on (Qwen2-VL's M-RoPE);
+        ``"interleaved"``: pair i follows stream i modulo the number of streams, as long as that stream's section lasts,
+        else the first (Qwen3-VL); ``"axial"``: contiguous, and frequencies begin anew in each section (2-D vision).
+      freqs: the frequencies themselves, in radians per position, one for each pair: numbers, which are taken exactly,
+        or a float array ``[pairs]``, which may be traced and has a gradient. A Rotary with an array is not hashable.
 
     Raises:
-      TypeError, ValueError: for a field that is of no such form.
+      TypeError, ValueError: for a field that is of no such form; the message names it.
     """
 
     theta: float = 10_000.0
     pairing: str = "interleaved"
     rotary_dim: int | None = None
     start: int = 0
+    scaling: Scaling | None = None
+    sections: tuple[int, ...] | None = None
+    section_layout: str = "contiguous"
+    freqs: Any = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.theta, numbers.Real) or isinstance(self.theta, bool):
-            raise TypeError(f"theta must be a number known while tracing, got {type(self.theta).__name__}")
-        if not (math.isfinite(self.theta) and self.theta > 0):
-            raise ValueError(f"theta must be a finite number above 0, got {self.theta}")
-        object.__setattr__(self, "theta", float(self.theta))
-        if self.pairing not in PAIRINGS:
-            raise ValueError(f"pairing must be one of {', '.join(map(repr, PAIRINGS))}, got {self.pairing!r}")
+            raise TypeError(
+                f"theta must be a number known while tracing (pass freqs for a traced one), got {_what(self.theta)}"
+            )
+        if not 1e-6 <= self.theta <= 1e300:
+            raise ValueError(f"theta must be from 1e-6 to 1e300, got {self.theta}")
+        self._set(theta=float(self.theta))
+        _one_of("pairing", self.pairing, PAIRINGS)
         if self.rotary_dim is not None:
-            object.__setattr__(self, "rotary_dim", _integer("rotary_dim", self.rotary_dim))
+            self._set(rotary_dim=_integer("rotary_dim", self.rotary_dim))
             if self.rotary_dim <= 0 or self.rotary_dim % 2:
                 raise ValueError(f"rotary_dim must be even and above 0, got {self.rotary_dim}")
-        object.__setattr__(self, "start", _integer("start", self.start))
+        self._set(start=_integer("start", self.start))
         if self.start < 0:
             raise ValueError(f"start must not be negative, got {self.start}")
+        if self.scaling is not None and not isinstance(self.scaling, Scaling):
+            raise TypeError(f"scaling must be a rule from jax_rope.scaling or None, got {_what(self.scaling)}")
+        _one_of("section_layout", self.section_layout, SECTION_LAYOUTS)
+        if self.sections is not None:
+            self._set(sections=_sections(self.sections))
+            if tuple(map(self.pair_streams().count, range(self.streams))) != self.sections:
+                raise ValueError(f"sections {self.sections} cannot be interleaved: the first must be the longest")
+        if self.freqs is not None:
+            self._take_freqs()
+
+    def _set(self, **values: object) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def _take_freqs(self) -> None:
+        if self.scaling is not None:
+            raise ValueError("freqs and scaling exclude each other: freqs are the frequencies themselves")
+        if isinstance(self.freqs, jax.Array):
+            if self.freqs.ndim != 1 or self.freqs.dtype not in (jnp.float32, jnp.float64):
+                raise TypeError(
+                    f"freqs must be float32 or float64 [pairs], got {self.freqs.dtype} of shape {self.freqs.shape}"
+                )
+            count = self.freqs.shape[0]
+        else:
+            try:
+                values = tuple(float(f) for f in self.freqs)
+            except (TypeError, ValueError) as error:
+                raise TypeError(f"freqs must be numbers or a float array [pairs], got {_what(self.freqs)}") from error
+            if not all(map(math.isfinite, values)):
+                raise ValueError("freqs must be finite")
+            self._set(freqs=values)
+            count = len(values)
+        if count == 0 or self.rotary_dim not in (None, 2 * count):
+            raise ValueError(f"freqs must have one entry for each of rotary_dim / 2 pairs, got {count} entries")
+        self._set(rotary_dim=2 * count)
+
+    @classmethod
+    def from_hf(cls, config: dict[str, Any] | str | os.PathLike[str] | Any, layer_type: str | None = None) -> "Rotary":
+        """What a model's ``config.json`` describes: see `jax_rope.huggingface.read`.
+
+        Args:
+          config: a dict, the path of a ``config.json`` or of its directory, or any object with ``to_dict()``.
+          layer_type: which kind of layer, where a model has several.
+
+        Returns:
+          The model's Rotary. For multi-head latent attention it describes the rotated part of the head alone.
+
+        Raises:
+          TypeError, ValueError: the configuration says something that is not known; the message names the key.
+        """
+        from . import huggingface
+
+        return huggingface.read(config, layer_type)
+
+    @property
+    def streams(self) -> int:
+        """How many streams of positions there are."""
+        return 1 if self.sections is None else len(self.sections)
+
+    @property
+    def depends_on_length(self) -> bool:
+        return self.scaling is not None and self.scaling.depends_on_length
 
     def window(self, head_dim: int) -> int:
         """How many elements of a head are rotated.
 
         Raises:
+          TypeError: ``head_dim`` is no integer.
           ValueError: the window does not fit into ``head_dim``, or what it leaves is odd.
         """
+        head_dim = _integer("head_dim", head_dim)
         if self.rotary_dim is None:
             width = head_dim - self.start
             if width <= 0 or width % 2:
@@ -65,40 +150,114 @@ class Rotary:
                     f"rotary_dim is all of the head from start on, which must be even and above 0, "
                     f"got head_dim {head_dim} with start {self.start}"
                 )
-            return width
-        if self.start + self.rotary_dim > head_dim:
-            raise ValueError(
-                f"rotary_dim {self.rotary_dim} from start {self.start} on does not fit into head_dim {head_dim}"
-            )
-        return self.rotary_dim
+        else:
+            width = self.rotary_dim
+            if self.start + width > head_dim:
+                raise ValueError(f"rotary_dim {width} from start {self.start} on does not fit into head_dim {head_dim}")
+        if self.sections is not None and sum(self.sections) != width // 2:
+            raise ValueError(f"sections must add up to {width // 2} pairs, got {self.sections}")
+        return width
 
-    def inv_freq(self, head_dim: int) -> np.ndarray:
-        """The frequencies in radians per position, float64 [rotary_dim / 2]."""
-        return np.array([float(omega) for omega in _frequencies(self.theta, self.window(head_dim))])
+    def inv_freq(self, head_dim: int, seq_len: int | None = None) -> np.ndarray:
+        """The frequencies in radians per position, float64 [rotary_dim / 2].
 
-    def table(self, head_dim: int) -> np.ndarray:
-        """The frequencies as the implementations take them: see `jax_rope.phase.pair_table`."""
-        return _table(self.theta, self.window(head_dim))
+        Args:
+          head_dim: of the heads to be rotated.
+          seq_len: the length of the row, where ``scaling`` depends on it; ``None`` is one within the original length.
+
+        Raises:
+          ValueError: the window does not fit.
+          TypeError: ``freqs`` is an array; it is what this would return.
+        """
+        if isinstance(self.freqs, jax.Array):
+            raise TypeError("freqs is an array: it is itself what inv_freq would return")
+        return np.array([float(omega) for omega in _frequencies(self, self.window(head_dim), self._length(seq_len))])
+
+    def attention_factor(self, seq_len: int | None = None) -> float:
+        """The factor on cosine and sine. ``seq_len`` as in `inv_freq`."""
+        return 1.0 if self.scaling is None else self.scaling.factor_on_attention(self._length(seq_len))
+
+    def tables(
+        self, positions: jax.typing.ArrayLike, head_dim: int, seq_len: Any = None
+    ) -> tuple[jax.Array, jax.Array]:
+        """Cosines and sines for `jax_rope.rope_cached`, attention factor included.
+
+        Args:
+          positions: as in `jax_rope.rope`, an array ``[..., S]`` (``[streams, ..., S]`` with ``sections``).
+          head_dim: of the heads to be rotated.
+          seq_len: as in `jax_rope.rope`.
+
+        Returns:
+          (cos, sin), float32 ``[..., S, rotary_dim / 2]``.
+        """
+        from .arguments import table_angles
+        from .phase import cos_sin
+
+        angles = table_angles(positions, self, head_dim, seq_len)
+        return cos_sin(angles, angles.positions.shape[-1], jnp.dtype(jnp.float32))
+
+    def table(self, head_dim: int, seq_len: int | None, inverse: bool) -> np.ndarray:
+        """The frequencies as the kernels take them, uint32 [rotary_dim / 2, 4].
+
+        A pair's fraction of a turn per position in 64 bits (high word, low word), its whole turns and its stream of
+        positions (``turns << 8 | stream``), and its factor on cosine and sine (the bits of a float32).
+        """
+        return _table(self, self.window(head_dim), self._length(seq_len), inverse)
+
+    def pair_streams(self) -> tuple[int, ...]:
+        """Which stream of positions each pair follows, for ``sections``."""
+        assert self.sections is not None
+        if self.section_layout != "interleaved":
+            return tuple(stream for stream, count in enumerate(self.sections) for _ in range(count))
+        streams = len(self.sections)
+        return tuple(i % streams if i < streams * self.sections[i % streams] else 0 for i in range(sum(self.sections)))
+
+    def _length(self, seq_len: int | None) -> int | None:
+        # Lengths that make no difference must not make two tables.
+        return None if self.scaling is None else self.scaling.representative(seq_len)
+
+
+def _what(value: object) -> str:
+    return repr(value) if isinstance(value, str | int | float | tuple | list) else type(value).__name__
+
+
+def _one_of(name: str, value: object, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
 
 
 def _integer(name: str, value: object) -> int:
     if not isinstance(value, numbers.Integral) or isinstance(value, bool):
-        raise TypeError(f"{name} must be an integer known while tracing, got {value!r}")
+        raise TypeError(f"{name} must be an integer known while tracing, got {_what(value)}")
     return int(value)
 
 
-@functools.lru_cache(maxsize=64)
-def _frequencies(theta: float, rotary_dim: int) -> tuple[Decimal, ...]:
-    # float64 is not enough: its rounding of omega shows as 1e-7 radians at 2**31 positions.
-    with localcontext() as context:
-        context.prec = DIGITS
-        log_theta = Decimal(theta).ln()
-        return tuple((log_theta * (-2 * i) / rotary_dim).exp() for i in range(rotary_dim // 2))
+def _sections(value: object) -> tuple[int, ...]:
+    if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str):
+        raise TypeError(f"sections must be a tuple of numbers of pairs, got {_what(value)}")
+    sections = tuple(_integer("sections", count) for count in value)
+    if not sections or min(sections) < 0 or len(sections) >= 1 << STREAM_BITS:
+        raise ValueError(f"sections must be numbers of pairs, none negative, got {sections}")
+    return sections
 
 
-@functools.lru_cache(maxsize=64)
-def _table(theta: float, rotary_dim: int) -> np.ndarray:
-    frequencies = _frequencies(theta, rotary_dim)
-    table = pair_table(frequencies, 1.0, [0] * len(frequencies))
+@functools.lru_cache(maxsize=256)
+def _frequencies(rotary: Rotary, width: int, seq_len: int | None) -> Frequencies:
+    if rotary.freqs is not None:
+        return tuple(Decimal(omega) for omega in rotary.freqs)
+    theta, rule = Decimal(rotary.theta), rotary.scaling
+    widths = [width]
+    if rotary.sections is not None and rotary.section_layout == "axial":
+        widths = [2 * count for count in rotary.sections]
+    per_section = [powers(theta, w) if rule is None else rule.frequencies(theta, w, seq_len) for w in widths]
+    return tuple(omega for frequencies in per_section for omega in frequencies)
+
+
+@functools.lru_cache(maxsize=256)
+def _table(rotary: Rotary, width: int, seq_len: int | None, inverse: bool) -> np.ndarray:
+    amplitude = rotary.attention_factor(seq_len)
+    frequencies = _frequencies(rotary, width, seq_len)
+    streams = [0] * len(frequencies) if rotary.sections is None else rotary.pair_streams()
+    table = pair_table(frequencies, 1 / amplitude if inverse else amplitude, streams)
     table.setflags(write=False)
     return table

@@ -70,11 +70,12 @@ def fallback(x, pairing) -> float:
 def kernel(x, pairing) -> float:
     """Against a plain product in place, one vec4 a thread."""
     layout = Layout(pairing == "interleaved", 0, SHAPE[-1] // 2, token_major=True)
-    table = Rotary().table(SHAPE[-1])[None]
-    call = offload.Call(layout, [np.asarray(x)], np.zeros((1, 1, 1), np.int32), table, None)
+    xs = [np.asarray(x)]
+    table = Rotary().table(SHAPE[-1], None, inverse=False)[None]
+    call = offload.Call(layout, xs, offload.ByAngles(layout, x.shape, np.zeros((1, 1, 1), np.int32), table, None))
     rotator = offload.Rotator(device.Device())
     (piece,) = call.pieces(rotator.limits)
-    rotator.data.write([(0, np.asarray(x))])
+    rotator.data.write([(0, xs[0])])
     usage = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
     waiting = rotator.device.handle.create_buffer(size=256, usage=usage)
 

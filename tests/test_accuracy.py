@@ -45,6 +45,21 @@ def test_position_zero_is_the_identity_bit_for_bit(implementation, head_dim, dty
     np.testing.assert_array_equal(oracle.bits(y), oracle.bits(x))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "payload"), [(jnp.bfloat16, 0x7F81), (jnp.float16, 0xFC01), (jnp.float32, 0x7F800001)]
+)
+def test_what_passes_through_keeps_a_nan_as_it_is(implementation, dtype, payload):
+    """And so does position 0."""
+    words = np.full((1, 4, 2, 8), payload, np.uint32 if dtype == jnp.float32 else np.uint16)
+    x = words.view(dtype)
+    for rotary in (Rotary(rotary_dim=4), Rotary(rotary_dim=2, start=3)):
+        y = np.asarray(rope(x, 1, rotary, implementation=implementation))
+        outside = [i for i in range(8) if not rotary.start <= i < rotary.start + rotary.rotary_dim]
+        np.testing.assert_array_equal(oracle.bits(y[..., outside]), words[..., outside])
+    y = rope(x[:, :1], 0, implementation=implementation)
+    np.testing.assert_array_equal(oracle.bits(y), words[:, :1])
+
+
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("head_dim", [64, 6])
 def test_nan_and_infinity_stay_in_their_pair(implementation, head_dim, dtype, rng):

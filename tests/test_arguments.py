@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_rope import Rotary, configure, rope, rope_qk
+from jax_rope import Rotary, adapters, config, configure, rope, rope_qk
 from jax_rope.webgpu import device
 
 X = jnp.zeros((2, 5, 3, 8))
@@ -42,6 +42,11 @@ def traced(f, *arguments):
         ({"positions": np.array([0, 1, 2, 3, 2**31])}, ValueError, "positions must fit into int32"),
         ({"positions": 1e10}, ValueError, "positions must fit into int32"),
         ({"positions": np.nan}, ValueError, "positions must be finite"),
+        ({"positions": 2**100}, ValueError, "positions must fit into int32"),
+        ({"positions": [[1, 2], [3]]}, TypeError, "positions must be a number or an array, got list"),
+        ({"positions": np.ma.arange(5)}, TypeError, "positions must not be a masked array"),
+        ({"x": np.zeros((5, 1, 8), np.longdouble)}, TypeError, "x must be .* got (longdouble|float128)"),
+        ({"x": np.zeros((5, 1, 8), object)}, TypeError, "x must be an array of .* got object"),
         ({"seq_axis": -1}, ValueError, "seq_axis must be -3 .* got -1"),
         ({"seq_axis": 0}, ValueError, "seq_axis must be -3 .* got 0"),
         ({"inverse": 1}, TypeError, "inverse must be True or False"),
@@ -83,10 +88,16 @@ def test_rope_qk(k, error, message):
         ({"rotary_dim": 4.0}, TypeError, "rotary_dim must be an integer"),
         ({"start": -1}, ValueError, "start must not be negative, got -1"),
         ({"start": None}, TypeError, "start must be an integer"),
-        ({"pairing": "neox"}, ValueError, "pairing must be one of 'interleaved', 'half', got 'neox'"),
-        ({"theta": 0}, ValueError, "theta must be a finite number above 0, got 0"),
-        ({"theta": float("inf")}, ValueError, "theta must be a finite number above 0"),
+        (
+            {"pairing": "neox"},
+            ValueError,
+            "pairing must be one of 'interleaved', 'half', .* got 'neox'",
+        ),
+        ({"theta": 0}, ValueError, "theta must be from 1e-6 to 1e300, got 0"),
+        ({"theta": float("inf")}, ValueError, "theta must be from 1e-6 to 1e300, got inf"),
         ({"theta": "10000"}, TypeError, "theta must be a number"),
+        ({"theta": 10**400}, ValueError, "theta must be from 1e-6 to 1e300"),
+        ({"theta": 1e-300}, ValueError, "theta must be from 1e-6 to 1e300"),
     ],
 )
 def test_rotary(arguments, error, message):
@@ -118,3 +129,41 @@ def test_unknown_adapter():
         configure(adapter="voodoo")
     with pytest.raises(ValueError, match="implementation must be"):
         configure(implementation="cuda")
+    with pytest.raises(TypeError, match="adapter must be an Adapter, a part of its name or None, got 3"):
+        configure(adapter=3)
+    before = config.settings.implementation
+    with pytest.raises(RuntimeError, match="no adapter matches"):
+        configure(implementation="jnp", adapter="voodoo")
+    assert config.settings.implementation == before
+    configure(adapter=adapters()[0])
+    configure(adapter=None)
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [
+        jnp.arange(5, dtype=jnp.uint32),
+        jnp.arange(5, dtype=jnp.int4),
+        np.arange(5, dtype=">i4"),
+        np.arange(5, dtype=">f4"),
+        [0, 1, 2, 3, 4],
+        [jnp.int32(p) for p in range(5)],
+        range(5),
+    ],
+)
+def test_unusual_positions_that_are_fine(positions):
+    x = jnp.ones((2, 5, 3, 8))
+    np.testing.assert_array_equal(np.asarray(rope(x, positions)), np.asarray(rope(x)))
+
+
+def test_a_list_of_traced_positions():
+    x = jnp.ones((2, 2, 8))
+    y = jax.jit(lambda p: rope(x, [p, p + 1], implementation="jnp"))(jnp.int32(0))
+    np.testing.assert_allclose(np.asarray(y), np.asarray(rope(x, implementation="jnp")), atol=5e-7)
+
+
+def test_big_endian_positions_are_numbers_all_the_same():
+    x = jnp.ones((2, 1, 8))
+    for kind in (">i4", ">f8"):
+        y = rope(x, np.array([3, 100], kind))
+        np.testing.assert_array_equal(np.asarray(y), np.asarray(rope(x, np.array([3, 100]))))

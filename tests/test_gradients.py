@@ -121,6 +121,20 @@ def test_float_positions_have_a_gradient(implementation, pairing, rng):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), hessian, expected_hessian)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_gradient_of_float_positions_in_every_dtype(implementation, dtype, rng):
+    x, ct = (jnp.asarray(a, dtype) for a in rng.standard_normal((2, 4, 2, 8)))
+    positions = jnp.float32([0.0, 2.0, 0.3, -1.8])
+    _, vjp = jax.vjp(lambda x, p: rope(x, p, implementation=implementation), x, positions)
+    x_cotangent, positions_cotangent = vjp(ct)
+    assert (x_cotangent.dtype, positions_cotangent.dtype) == (dtype, jnp.float32)
+    with jax.enable_x64(True):
+        wide = [jnp.asarray(np.asarray(a).astype(np.float64)) for a in (x, positions, ct)]
+        _, vjp = jax.vjp(lambda x, p: formula(x, p, "interleaved"), *wide[:2])
+        expected = np.asarray(vjp(wide[2])[1])
+    np.testing.assert_allclose(np.asarray(positions_cotangent), expected, atol=20 * float(jnp.finfo(dtype).eps))
+
+
 def test_recomputation_is_not_corrupted(implementation, rng):
     """unslothai/unsloth#5001: the kernel works in place, on its own copy."""
     x = jnp.asarray(rng.standard_normal((4, 2, 16)), jnp.float32)

@@ -6,7 +6,7 @@ import numpy as np
 import oracle
 import pytest
 
-from jax_rope import rope
+from jax_rope import positions, rope
 
 B, S, H, D = 3, 5, 2, 16
 
@@ -16,9 +16,9 @@ def x(rng):
     return jnp.asarray(rng.standard_normal((B, S, H, D)), jnp.float32)
 
 
-def check(x, positions_argument, positions, implementation, **options):
-    y = rope(x, positions_argument, implementation=implementation, **options)
-    oracle.assert_exact(y, oracle.rotate(x, np.broadcast_to(positions, x.shape[:-2])), x)
+def check(x, argument, expected, implementation):
+    y = rope(x, argument, implementation=implementation)
+    oracle.assert_exact(y, oracle.rotate(x, np.broadcast_to(expected, x.shape[:-2])), x)
 
 
 @pytest.mark.parametrize("offset", [0, 7, -3, 2**31 - S, np.int32(9), np.int64(-(2**31)), np.uint8(200)])
@@ -127,3 +127,79 @@ def test_inverse_is_the_opposite_rotation(implementation, x, positions):
     y = rope(x, positions, inverse=True, implementation=implementation)
     p = np.arange(S) if positions is None else positions if np.ndim(positions) else positions + np.arange(S)
     oracle.assert_exact(y, oracle.rotate(x, np.broadcast_to(p, (B, S)), direction=-1), x)
+
+
+# The helpers
+
+
+def traced(f, *arguments):
+    """Their results eagerly and traced, which must be one."""
+    eager, jitted = f(*arguments), jax.jit(f)(*arguments)
+    assert eager.dtype == jitted.dtype == jnp.int32
+    np.testing.assert_array_equal(np.asarray(eager), np.asarray(jitted))
+    return np.asarray(eager)
+
+
+def test_from_offsets():
+    offsets = jnp.array([[0, 7, -3]])
+    expected = [[[0, 1, 2, 3], [7, 8, 9, 10], [-3, -2, -1, 0]]]
+    np.testing.assert_array_equal(traced(lambda o: positions.from_offsets(o, 4), offsets), expected)
+    np.testing.assert_array_equal(positions.from_offsets(5, 2), [5, 6])
+
+
+def test_from_segment_ids(rng):
+    """allenai/OLMo-core PR#591: packed documents begin at 0."""
+    ids = rng.integers(0, 3, (4, 50))
+    expected = np.zeros((4, 50), int)
+    for row in range(4):
+        for i in range(1, 50):
+            expected[row, i] = expected[row, i - 1] + 1 if ids[row, i] == ids[row, i - 1] else 0
+    np.testing.assert_array_equal(traced(positions.from_segment_ids, jnp.asarray(ids, jnp.int32)), expected)
+    assert positions.from_segment_ids(jnp.zeros((2, 0), jnp.int32)).shape == (2, 0)
+
+
+@pytest.mark.parametrize("lengths", [[3, 2], [5], [0, 1, 0, 0, 4], [2, 3, 0]])
+def test_from_cu_seqlens(lengths):
+    boundaries = jnp.asarray(np.concatenate([[0], np.cumsum(lengths)]), jnp.int32)
+    expected = np.concatenate([np.arange(n) for n in lengths])
+    np.testing.assert_array_equal(traced(lambda b: positions.from_cu_seqlens(b, 5), boundaries), expected)
+    np.testing.assert_array_equal(positions.from_cu_seqlens(boundaries, 7)[5:], [0, 1])
+
+
+def test_from_mask():
+    """unslothai/unsloth#3699: left-padded rows have positions of their own."""
+    mask = jnp.array([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1], [0, 1, 1, 0, 0], [0, 0, 0, 0, 0]])
+    expected = [[0, 0, 0, 1, 2], [0, 1, 2, 3, 4], [0, 0, 1, 1, 1], [0, 0, 0, 0, 0]]
+    np.testing.assert_array_equal(traced(positions.from_mask, mask), expected)
+    np.testing.assert_array_equal(traced(positions.from_mask, mask == 1), expected)
+
+
+def test_packed_documents_are_rotated_as_if_alone(implementation, rng):
+    documents = [jnp.asarray(rng.standard_normal((n, H, D)), jnp.float32) for n in (4, 1, 6)]
+    packed = jnp.concatenate(documents)
+    where = positions.from_cu_seqlens(jnp.array([0, 4, 5, 11]), 11)
+    alone = jnp.concatenate([rope(document, implementation=implementation) for document in documents])
+    np.testing.assert_array_equal(np.asarray(rope(packed, where, implementation=implementation)), np.asarray(alone))
+
+
+def test_left_padded_rows_are_rotated_as_if_alone(implementation, x):
+    mask = np.array([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1], [0, 0, 0, 0, 1]])
+    y = np.asarray(rope(x, positions.from_mask(mask), implementation=implementation))
+    for row, padding in enumerate((2, 0, 4)):
+        alone = rope(x[row, padding:], implementation=implementation)
+        np.testing.assert_array_equal(y[row, padding:], np.asarray(alone))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: positions.from_offsets(1.5, 3), TypeError, "offsets must be integers, got float32"),
+        (lambda: positions.from_segment_ids(3), ValueError, r"segment_ids must be \[..., S\], got a scalar"),
+        (lambda: positions.from_segment_ids(np.ones(3)), TypeError, "segment_ids must be integers"),
+        (lambda: positions.from_cu_seqlens(np.zeros((2, 2), int), 3), ValueError, r"cu_seqlens must be \[N \+ 1\]"),
+        (lambda: positions.from_mask(np.ones(3)), TypeError, "mask must be booleans or integers"),
+    ],
+)
+def test_what_the_helpers_refuse(make, error, message):
+    with pytest.raises(error, match=message):
+        make()

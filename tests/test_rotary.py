@@ -19,7 +19,7 @@ GOLDEN = Path(__file__).parent / "golden"
 @pytest.mark.parametrize("rotary_dim", [2, 18, 64, 256])
 def test_turn_fractions_are_exact(theta, rotary_dim):
     """All 64 bits of every pair's fraction of a turn, and the pair's whole turns, stream and amplitude."""
-    table = Rotary(theta=theta).table(rotary_dim)
+    table = Rotary(theta=theta).table(rotary_dim, None, inverse=False)
     with mpmath.workdps(oracle.DIGITS):
         turns = [omega / (2 * mpmath.pi) * 2**64 for omega in oracle.exact_omega(theta, rotary_dim)]
         expected = [int(mpmath.nint(t)) for t in turns]
@@ -80,7 +80,7 @@ def test_rotations_of_published_models(implementation, name, rotary):
 
 def test_a_changed_theta_changes_the_frequencies():
     """lucidrains/rotary-embedding-torch#11: a cache whose key lacks a parameter."""
-    tables = {Rotary(theta=theta).table(64).tobytes() for theta in (1e4, 1e4 + 1, 5e5)}
+    tables = {Rotary(theta=theta).table(64, None, False).tobytes() for theta in (1e4, 1e4 + 1, 5e5)}
     assert len(tables) == 3
 
 

@@ -18,9 +18,9 @@ def calls(monkeypatch):
     seen = []
     rotate = offload.rotate
 
-    def counting(layout, xs, *rest):
+    def counting(layout, xs, *rest, **options):
         seen.append((layout.direction, len(xs), xs[0].shape))
-        return rotate(layout, xs, *rest)
+        return rotate(layout, xs, *rest, **options)
 
     monkeypatch.setattr(offload, "rotate", counting)
     return seen
@@ -202,3 +202,47 @@ def test_eval_shape_needs_no_call(calls):
     y = jax.eval_shape(lambda x: rope(x, implementation="webgpu"), x)
     assert (y.shape, y.dtype) == (x.shape, x.dtype)
     assert calls == []
+
+
+def test_without_jit(implementation, rng):
+    """jax.disable_jit is how people debug: eager, and under grad, vmap and scan."""
+    x = draw(rng, 3, 5, 2, 8)
+    f = functools.partial(rope, implementation=implementation)
+    expected = oracle.rotate(x, 4 + np.broadcast_to(np.arange(5), (3, 5)))
+    with jax.disable_jit():
+        oracle.assert_exact(f(x, 4), expected, x)
+        oracle.assert_exact(jax.vmap(f, in_axes=(0, None))(x, 4), expected, x)
+        ones = np.ones(x.shape, np.float32)
+        grad = jax.grad(lambda x: jnp.sum(f(x)))(x)
+        oracle.assert_exact(grad, oracle.rotate(ones, np.broadcast_to(np.arange(5), (3, 5)), direction=-1), ones)
+        oracle.assert_exact(jax.lax.scan(lambda c, x: (c, f(x, 4)), 0, x)[1], expected, x)
+
+
+def test_vmap_of_q_alone_leaves_k_alone(implementation, calls, rng):
+    q, k = draw(rng, 4, 5, 3, 8), draw(rng, 5, 1, 8)
+    f = jax.vmap(lambda q: rope_qk(q, k, 3, implementation=implementation), out_axes=(0, None))
+    q_out, k_out = f(q)
+    oracle.assert_exact(q_out, oracle.rotate(q, 3 + np.broadcast_to(np.arange(5), (4, 5))), q)
+    oracle.assert_exact(k_out, oracle.rotate(k, 3 + np.arange(5)), k)
+
+
+def test_int64_positions_beyond_int32(x64, implementation):
+    """Traced ones cannot raise: they are not silently taken modulo 2**32."""
+    x = jnp.ones((3, 1, 4), jnp.float32)
+    positions = np.array([1, 2**40 + 1, -(2**31)])
+    y = np.asarray(jax.jit(functools.partial(rope, implementation=implementation))(x, positions))
+    assert np.isnan(y[1]).all()
+    oracle.assert_exact(y[[0, 2]], oracle.rotate(x[:2], positions[[0, 2]]), x[:2])
+
+
+def test_shard_map(implementation, rng):
+    """On a mesh of one device, eagerly and compiled."""
+    mesh = jax.make_mesh((1,), ("d",))
+    spec = jax.sharding.PartitionSpec("d")
+    x = jax.device_put(draw(rng, 2, 5, 3, 8), jax.sharding.NamedSharding(mesh, spec))
+    f = jax.shard_map(
+        lambda x: rope(x, 3, implementation=implementation), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
+    )
+    expected = oracle.rotate(x, 3 + np.broadcast_to(np.arange(5), (2, 5)))
+    oracle.assert_exact(f(x), expected, x)
+    oracle.assert_exact(jax.jit(f)(x), expected, x)

@@ -142,7 +142,12 @@ def test_adapters_are_described():
     assert device.choose(first.backend.lower())[0].backend == first.backend
 
 
-ENTRY_POINTS = [f"{way}{kind}" for way in ("forward", "backward") for kind in ("", "_packed", "_scalar")]
+ENTRY_POINTS = [
+    f"{way}{kind}{by}"
+    for way in ("forward", "backward")
+    for kind in ("", "_packed", "_scalar")
+    for by in ("", "_tables")
+]
 
 
 def test_tint_compiles_every_variant():
@@ -167,4 +172,4 @@ for entry_point in {ENTRY_POINTS!r}:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("compiled") == 24
+    assert done.stdout.count("compiled") == 48

@@ -12,13 +12,15 @@
 //     0  uniform              Call, below
 //     1  storage, read        positions: i32 each, then (if call.fractions > 0) as many f32 fractions
 //     2  storage, read        pairs: per pair the turn fraction's high and low word, then
-//                             (whole turns << 8) | position stream, then the amplitude as f32 bits
+//                             (whole turns << 8) | position stream, then the amplitude as f32 bits;
+//                             or tables: the caller's cosines, then as many sines
 //     3  storage, read_write  the heads that are rotated, first q's, then k's (if there are any)
 //
-// Entry points
-//     forward, backward                four pairs a thread. head_dim, the window's start, the number of pairs
-//                                      and every stride and base are multiples of four elements.
-//     forward_scalar, backward_scalar  one pair a thread, any layout, float32 storage only.
+// Entry points. Those named here read positions and pairs; with _tables appended they read tables instead
+//     forward, backward                two pairs a thread, float32 storage. head_dim, the window's start, the number
+//                                      of pairs and every stride and base are multiples of two elements.
+//     forward_packed, backward_packed  four pairs a thread, 16-bit storage, likewise multiples of four elements.
+//     forward_scalar, backward_scalar  one pair a thread, float32 storage, any layout.
 //
 // Dispatch ceil(threads / WORKGROUP_SIZE) workgroups, threads = tokens * blocks * groups, spread over x and y
 // as the adapter's limits ask. threads is less than 2^31.
@@ -44,7 +46,7 @@ struct Operand { // in elements
     head_stride: u32,
 }
 
-struct Call { // 144 bytes
+struct Call { // 160 bytes
     groups: Divisor,  // threads that share a head: pair_count / 2, packed: / 4, scalar: pair_count
     inner: Divisor,   // blocks if neighbouring threads take neighbouring heads, else tokens
     seq_len: Divisor,
@@ -63,11 +65,16 @@ struct Call { // 144 bytes
     position_token_stride: u32,  // 1, or 0 if a row has one position, its offset,
     position_step: u32,          // and counts from there by 1 (else 0),
     first_token: u32,            // first_token being this dispatch's first
+    table_batch_stride: u32,     // 0 if all rows share their tables
+    table_token_stride: u32,     // pair_count or twice that
+    table_second: u32,           // where the second results' factors begin in a token's row: 0 or pair_count
+    table_sine: u32,             // where the sines begin
 }
 
 @group(0) @binding(0) var<uniform> call: Call;
 @group(0) @binding(1) var<storage, read> positions: array<u32>;
 @group(0) @binding(2) var<storage, read> pairs: array<vec4<u32>>;
+@group(0) @binding(2) var<storage, read> tables: array<f32>;
 @group(0) @binding(3) var<storage, read_write> words: array<vec2<u32>>;
 @group(0) @binding(3) var<storage, read_write> scalars: array<f32>; // the same buffer, for the scalar entry points
 
@@ -141,10 +148,12 @@ fn work_of(at: Invocation) -> Work {
     );
 }
 
-// The rotations of two pairs.
+// What turns two pairs: y1 = cosine x1 - sine x2, y2 = sine2 x1 + cosine2 x2.
 struct Rotation {
     cosine: vec2<f32>,
     sine: vec2<f32>,
+    cosine2: vec2<f32>,
+    sine2: vec2<f32>,
 }
 
 // Sine and cosine of phases in units of 2^-32 turn: to the nearest quarter turn in integers, then
@@ -158,10 +167,9 @@ fn rotation_of(phase: vec2<u32>, amplitude: vec2<f32>, direction: f32) -> Rotati
     let swap = (quadrant & vec2(1u)) != vec2(0u);
     let cosine_sign = ((quadrant + vec2(1u)) & vec2(2u)) << vec2(30u);
     let sine_sign = (quadrant & vec2(2u)) << vec2(30u);
-    return Rotation(
-        amplitude * bitcast<vec2<f32>>(bitcast<vec2<u32>>(select(c, s, swap)) ^ cosine_sign),
-        direction * amplitude * bitcast<vec2<f32>>(bitcast<vec2<u32>>(select(s, c, swap)) ^ sine_sign),
-    );
+    let cosine = amplitude * bitcast<vec2<f32>>(bitcast<vec2<u32>>(select(c, s, swap)) ^ cosine_sign);
+    let sine = direction * amplitude * bitcast<vec2<f32>>(bitcast<vec2<u32>>(select(s, c, swap)) ^ sine_sign);
+    return Rotation(cosine, sine, cosine, sine);
 }
 
 fn rotations(work: Work, first: u32, second: u32, direction: f32) -> Rotation {
@@ -193,6 +201,20 @@ fn rotations(work: Work, first: u32, second: u32, direction: f32) -> Rotation {
     return rotation_of(phase, amplitude, direction);
 }
 
+// As `rotations`, from the caller's tables. The transpose of ((c, -s), (s2, c2)) is ((c, s2), (-s, c2)).
+fn table_rotations(work: Work, first: u32, second: u32, direction: f32) -> Rotation {
+    let at = vec2(first, second) + work.batch * call.table_batch_stride + work.token * call.table_token_stride;
+    let at2 = at + call.table_second;
+    let cosine = vec2(tables[at.x], tables[at.y]);
+    let sine = vec2(tables[call.table_sine + at.x], tables[call.table_sine + at.y]);
+    let cosine2 = vec2(tables[at2.x], tables[at2.y]);
+    let sine2 = vec2(tables[call.table_sine + at2.x], tables[call.table_sine + at2.y]);
+    if (direction < 0.0) {
+        return Rotation(cosine, -sine2, cosine2, -sine);
+    }
+    return Rotation(cosine, sine, cosine2, sine2);
+}
+
 // Two pairs: their first elements, their second elements.
 struct Pairs {
     x1: vec2<f32>,
@@ -200,11 +222,11 @@ struct Pairs {
 }
 
 fn turn(r: Rotation, x: Pairs) -> Pairs {
-    // Only an angle of exactly 0 has this sine and cosine. It must not turn -0 into 0 or spread a NaN.
-    let identity = (r.sine == vec2(0.0)) & (r.cosine == vec2(1.0));
+    // Only an angle of exactly 0 has these. It must not turn -0 into 0 or spread a NaN.
+    let identity = (r.sine == vec2(0.0)) & (r.cosine == vec2(1.0)) & (r.sine2 == vec2(0.0)) & (r.cosine2 == vec2(1.0));
     return Pairs(
         select(r.cosine * x.x1 - r.sine * x.x2, x.x1, identity),
-        select(r.sine * x.x1 + r.cosine * x.x2, x.x2, identity),
+        select(r.sine2 * x.x1 + r.cosine2 * x.x2, x.x2, identity),
     );
 }
 
@@ -228,7 +250,9 @@ fn float32_to_float16(value: vec2<f32>) -> vec2<u32> {
     let subnormal = bitcast<vec2<u32>>(bitcast<vec2<f32>>(magnitude) + vec2(0.5)) - vec2(0x3f000000u);
     var half = select(normal, subnormal, magnitude < vec2(0x38800000u));
     half = select(half, vec2(0x7c00u), magnitude >= vec2(0x477ff000u));
-    half = select(half, vec2(0x7e00u), magnitude > vec2(0x7f800000u));
+    let payload = (magnitude >> vec2(13u)) & vec2(0x3ffu);
+    let not_a_number = vec2(0x7c00u) | select(payload, vec2(0x200u), payload == vec2(0u));
+    half = select(half, not_a_number, magnitude > vec2(0x7f800000u));
     return half | ((bits >> vec2(16u)) & vec2(0x8000u));
 }
 
@@ -236,7 +260,8 @@ fn float32_to_bfloat16(value: vec2<f32>) -> vec2<u32> {
     let bits = bitcast<vec2<u32>>(value);
     let high = bits >> vec2(16u);
     let rounded = (bits + vec2(0x7fffu) + (high & vec2(1u))) >> vec2(16u);
-    return select(rounded, high | vec2(0x40u), (bits & vec2(0x7fffffffu)) > vec2(0x7f800000u));
+    let not_a_number = high | select(vec2(0u), vec2(0x40u), (high & vec2(0x7fu)) == vec2(0u));
+    return select(rounded, not_a_number, (bits & vec2(0x7fffffffu)) > vec2(0x7f800000u));
 }
 
 // The low and the high half of each word.
@@ -262,13 +287,8 @@ fn pack(low: vec2<f32>, high: vec2<f32>) -> vec2<u32> {
 }
 
 // Two pairs a thread: two float32 from each of two places.
-fn rotate(work: Work, direction: f32) {
-    if (work.heads == 0u) {
-        return;
-    }
-    let pair = 2u * work.group;
-    let r = rotations(work, pair, pair + 1u, direction);
-    var i = work.base / 2u + select(work.group, pair, INTERLEAVED);
+fn rotate(work: Work, r: Rotation) {
+    var i = work.base / 2u + select(work.group, 2u * work.group, INTERLEAVED);
     let apart = select(call.pair_count / 2u, 1u, INTERLEAVED);
     for (var head = 0u; head < work.heads; head++) {
         let a = bitcast<vec2<f32>>(words[i]);
@@ -286,14 +306,9 @@ fn rotate(work: Work, direction: f32) {
     }
 }
 
-// Four pairs a thread: four 16-bit numbers from each of two places.
-fn rotate_packed(work: Work, direction: f32) {
-    if (work.heads == 0u) {
-        return;
-    }
-    let pair = 4u * work.group;
-    let r = rotations(work, pair, pair + select(2u, 1u, INTERLEAVED), direction);
-    let s = rotations(work, pair + select(1u, 2u, INTERLEAVED), pair + 3u, direction);
+// Four pairs a thread: four 16-bit numbers from each of two places. r turns the first and the second pair, s the
+// others, but if they are not interleaved, r turns the first and the third, which are the low halves of words.
+fn rotate_packed(work: Work, r: Rotation, s: Rotation) {
     var i = work.base / 4u + select(work.group, 2u * work.group, INTERLEAVED);
     let apart = select(call.pair_count / 4u, 1u, INTERLEAVED);
     for (var head = 0u; head < work.heads; head++) {
@@ -315,11 +330,7 @@ fn rotate_packed(work: Work, direction: f32) {
 }
 
 // One pair a thread, wherever its two float32 lie.
-fn rotate_scalar(work: Work, direction: f32) {
-    if (work.heads == 0u) {
-        return;
-    }
-    let r = rotations(work, work.group, work.group, direction);
+fn rotate_scalar(work: Work, r: Rotation) {
     var i = work.base + select(work.group, 2u * work.group, INTERLEAVED);
     let apart = select(call.pair_count, 1u, INTERLEAVED);
     for (var head = 0u; head < work.heads; head++) {
@@ -330,32 +341,104 @@ fn rotate_scalar(work: Work, direction: f32) {
     }
 }
 
+fn by_angles(work: Work, direction: f32) {
+    if (work.heads > 0u) {
+        let pair = 2u * work.group;
+        rotate(work, rotations(work, pair, pair + 1u, direction));
+    }
+}
+
+fn by_angles_packed(work: Work, direction: f32) {
+    if (work.heads > 0u) {
+        let pair = 4u * work.group;
+        let r = rotations(work, pair, pair + select(2u, 1u, INTERLEAVED), direction);
+        rotate_packed(work, r, rotations(work, pair + select(1u, 2u, INTERLEAVED), pair + 3u, direction));
+    }
+}
+
+fn by_angles_scalar(work: Work, direction: f32) {
+    if (work.heads > 0u) {
+        rotate_scalar(work, rotations(work, work.group, work.group, direction));
+    }
+}
+
+fn by_tables(work: Work, direction: f32) {
+    if (work.heads > 0u) {
+        let pair = 2u * work.group;
+        rotate(work, table_rotations(work, pair, pair + 1u, direction));
+    }
+}
+
+fn by_tables_packed(work: Work, direction: f32) {
+    if (work.heads > 0u) {
+        let pair = 4u * work.group;
+        let r = table_rotations(work, pair, pair + select(2u, 1u, INTERLEAVED), direction);
+        rotate_packed(work, r, table_rotations(work, pair + select(1u, 2u, INTERLEAVED), pair + 3u, direction));
+    }
+}
+
+fn by_tables_scalar(work: Work, direction: f32) {
+    if (work.heads > 0u) {
+        rotate_scalar(work, table_rotations(work, work.group, work.group, direction));
+    }
+}
+
 @compute @workgroup_size(WORKGROUP_SIZE)
 fn forward(at: Invocation) {
-    rotate(work_of(at), 1.0);
+    by_angles(work_of(at), 1.0);
 }
 
 @compute @workgroup_size(WORKGROUP_SIZE)
 fn backward(at: Invocation) {
-    rotate(work_of(at), -1.0);
+    by_angles(work_of(at), -1.0);
 }
 
 @compute @workgroup_size(WORKGROUP_SIZE)
 fn forward_packed(at: Invocation) {
-    rotate_packed(work_of(at), 1.0);
+    by_angles_packed(work_of(at), 1.0);
 }
 
 @compute @workgroup_size(WORKGROUP_SIZE)
 fn backward_packed(at: Invocation) {
-    rotate_packed(work_of(at), -1.0);
+    by_angles_packed(work_of(at), -1.0);
 }
 
 @compute @workgroup_size(WORKGROUP_SIZE)
 fn forward_scalar(at: Invocation) {
-    rotate_scalar(work_of(at), 1.0);
+    by_angles_scalar(work_of(at), 1.0);
 }
 
 @compute @workgroup_size(WORKGROUP_SIZE)
 fn backward_scalar(at: Invocation) {
-    rotate_scalar(work_of(at), -1.0);
+    by_angles_scalar(work_of(at), -1.0);
+}
+
+@compute @workgroup_size(WORKGROUP_SIZE)
+fn forward_tables(at: Invocation) {
+    by_tables(work_of(at), 1.0);
+}
+
+@compute @workgroup_size(WORKGROUP_SIZE)
+fn backward_tables(at: Invocation) {
+    by_tables(work_of(at), -1.0);
+}
+
+@compute @workgroup_size(WORKGROUP_SIZE)
+fn forward_packed_tables(at: Invocation) {
+    by_tables_packed(work_of(at), 1.0);
+}
+
+@compute @workgroup_size(WORKGROUP_SIZE)
+fn backward_packed_tables(at: Invocation) {
+    by_tables_packed(work_of(at), -1.0);
+}
+
+@compute @workgroup_size(WORKGROUP_SIZE)
+fn forward_scalar_tables(at: Invocation) {
+    by_tables_scalar(work_of(at), 1.0);
+}
+
+@compute @workgroup_size(WORKGROUP_SIZE)
+fn backward_scalar_tables(at: Invocation) {
+    by_tables_scalar(work_of(at), -1.0);
 }

@@ -100,7 +100,7 @@ class DataBuffer:
                 size = part.size * stored.itemsize
                 mapped = download.read_mapped(offset, _padded(size), copy=False)
                 # This view of mapped memory must not outlive the mapping.
-                with np.errstate(over="ignore"):
+                with np.errstate(over="ignore", invalid="ignore"):
                     part[...] = np.frombuffer(mapped, np.uint8)[:size].view(stored).reshape(part.shape)
         finally:
             download.unmap()
