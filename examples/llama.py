@@ -98,7 +98,7 @@ def attention(
         return jax.lax.dynamic_update_slice(old, new[None], (layer, zero, offset, zero, zero))
 
     cache = jax.tree.map(put, cache, Cache(k, v))
-    seen = jnp.arange(cache.k.shape[2]) <= offset + jnp.arange(length)[:, None]
+    seen = jnp.arange(cache.k.shape[2])[None] <= offset + jnp.arange(length)[:, None]
     y = jax.nn.dot_product_attention(q, cache.k[layer], cache.v[layer], mask=seen[None, None])
     return y.reshape(batch, length, -1) @ w["attn_output"].T, cache
 

@@ -194,7 +194,9 @@ class Rotary:
         from .phase import cos_sin
 
         angles = table_angles(positions, self, head_dim, seq_len)
-        return cos_sin(angles, angles.positions.shape[-1], jnp.dtype(jnp.float32))
+        # Compiled as one where it is called outside of jit; inside, it is inlined.
+        compiled = jax.jit(cos_sin, static_argnums=(1, 2), inline=True)
+        return compiled(angles, angles.positions.shape[-1], jnp.dtype(jnp.float32))
 
     def table(self, head_dim: int, seq_len: int | None, inverse: bool) -> np.ndarray:
         """The frequencies as the kernels take them, uint32 [rotary_dim / 2, 4].
