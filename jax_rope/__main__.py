@@ -53,7 +53,7 @@ def gather() -> dict[str, Any]:
     """Versions, adapters, and what would be used, as JSON takes it."""
     adapter, error = None, None
     try:
-        adapter = str(device.choose(config.settings.adapter)[0])
+        adapter = str(device.choose(config.settings.adapter))
     except RuntimeError as raised:
         error = f"nothing: {raised}"
     choice = config.default()

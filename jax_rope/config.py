@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("jax_rope")
 
 IMPLEMENTATIONS = ("webgpu", "jnp")
+TRANSPORTS = ("pure_callback", "buffer_callback")
 _KEEP = object()
 
 
 class _Settings:
     implementation: str | None = os.environ.get("JAX_ROPE_IMPLEMENTATION") or None
     adapter: str | None = os.environ.get("JAX_ROPE_ADAPTER") or None
+    transport: str | None = os.environ.get("JAX_ROPE_TRANSPORT") or None
 
 
 settings = _Settings()
@@ -37,22 +39,27 @@ def configure(
     *,
     implementation: str | None = _KEEP,  # type: ignore[assignment]
     adapter: "Adapter | str | None" = _KEEP,  # type: ignore[assignment]
+    transport: str | None = _KEEP,  # type: ignore[assignment]
 ) -> None:
-    """Sets what calls use that do not say so themselves. What was traced before keeps its implementation.
+    """Sets what calls use that do not say so themselves. What was traced before stays as it is.
 
     Args:
       implementation: ``"webgpu"``, ``"jnp"``, or ``None`` to choose; at first what the environment's
         JAX_ROPE_IMPLEMENTATION says.
       adapter: one that `jax_rope.adapters` lists, or a part of its name, kind, backend or driver, or ``None`` for
         the best; at first what the environment's JAX_ROPE_ADAPTER says.
+      transport: how compiled programs reach the GPU: ``"pure_callback"``; ``"buffer_callback"``, faster, experimental
+        in JAX; or ``None`` to choose; at first what the environment's JAX_ROPE_TRANSPORT says.
 
     Raises:
       TypeError: an adapter that is neither.
-      ValueError: an unknown implementation.
+      ValueError: an unknown implementation or transport.
       RuntimeError: no adapter matches.
     """
     if implementation is not _KEEP:
         _check(implementation, "implementation")
+    if transport is not _KEEP:
+        _check(transport, "transport", TRANSPORTS)
     if adapter is not _KEEP:
         from .webgpu import device
 
@@ -65,6 +72,8 @@ def configure(
         automatic.cache_clear()
     if implementation is not _KEEP:
         settings.implementation = implementation
+    if transport is not _KEEP:
+        settings.transport = transport
 
 
 def choose(requested: str | None, dtypes: Iterable[object]) -> str:
@@ -88,9 +97,23 @@ def default() -> Choice:
     return Choice(settings.implementation, "it was configured")
 
 
-def _check(implementation: str | None, name: str) -> None:
-    if implementation is not None and implementation not in IMPLEMENTATIONS:
-        raise ValueError(f"{name} must be 'webgpu', 'jnp' or None, got {implementation!r}")
+def transport() -> str:
+    """How compiled programs reach the GPU."""
+    _check(settings.transport, "JAX_ROPE_TRANSPORT", TRANSPORTS)
+    if settings.transport is not None:
+        return settings.transport
+    # jax-ml/jax#25861: with one core, pure_callback can wait for itself forever while several calls are in flight.
+    stuck = jax.__version_info__ < (0, 12) and _cores() == 1
+    return "buffer_callback" if stuck else "pure_callback"
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _check(value: str | None, name: str, known: tuple[str, ...] = IMPLEMENTATIONS) -> None:
+    if value is not None and value not in known:
+        raise ValueError(f"{name} must be {', '.join(map(repr, known))} or None, got {value!r}")
 
 
 @functools.cache
@@ -101,7 +124,7 @@ def automatic() -> Choice:
     from .webgpu import device
 
     try:
-        adapter, _ = device.choose(settings.adapter)
+        adapter = device.choose(settings.adapter)
     except RuntimeError as error:
         logger.warning("rotating in jnp: %s", error)
         return Choice("jnp", str(error))

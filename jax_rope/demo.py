@@ -107,7 +107,7 @@ def _run(arguments: argparse.Namespace) -> None:
 def _adapter(needed: bool) -> str | None:
     """The adapter that rotates under ``"webgpu"``."""
     try:
-        adapter, _ = device.choose(config.settings.adapter)
+        adapter = device.choose(config.settings.adapter)
     except RuntimeError as error:
         if needed:
             raise DemoError(str(error)) from error

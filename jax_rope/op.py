@@ -1,12 +1,14 @@
 """``rope``, ``rope_qk`` and ``rope_cached``: canonical arguments, and the custom_vjp over both implementations."""
 
+import contextvars
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from . import config, fallback, primitive
+from . import config, fallback, primitive, sharding
 from .arguments import canonical, canonical_tables
 from .fallback import Tables
 from .layout import Layout
@@ -54,7 +56,8 @@ def rope(
 
     Returns:
       The rotated x, of its shape and dtype. Linear in x; its gradient is the transposed rotation of the cotangent.
-      Float positions and ``rotary.freqs`` that are arrays have their gradients too.
+      Float positions and ``rotary.freqs`` that are arrays have their gradients too. For forward mode (`jax.jvp`,
+      `jax.jacfwd`) call `jax_rope.forward_mode.rope`.
 
     Raises:
       TypeError, ValueError: an argument that is of no such form; the message names it.
@@ -147,25 +150,35 @@ def _rotate(named, positions, rotary, seq_axis, seq_len, inverse, implementation
 def _arranged(implementation, layout: Layout, written: Layout, xs, by) -> tuple[jax.Array, ...]:
     """Rotates between rearrangements, where a pairing reads its pairs in one arrangement and writes them in another."""
     if layout.interleaved == written.interleaved:
-        return _rope(implementation, layout, xs, by)
+        return _on_mesh(implementation, layout, xs, by)
     if layout.interleaved:  # turned as halves, either way
         layout, xs = written, tuple(fallback.rearrange(layout, x) for x in xs)
-        return _rope(implementation, layout, xs, by)
-    return tuple(fallback.rearrange(layout, y) for y in _rope(implementation, layout, xs, by))
+        return _on_mesh(implementation, layout, xs, by)
+    return tuple(fallback.rearrange(layout, y) for y in _on_mesh(implementation, layout, xs, by))
 
 
-def _apply(implementation: str, layout: Layout, xs: Sequence[jax.Array], by: Angles | Tables) -> tuple[jax.Array, ...]:
+def _on_mesh(implementation, layout: Layout, xs, by) -> tuple[jax.Array, ...]:
+    xs, by = sharding.varying_alike(xs, by)
+    rotate = functools.partial(rule.get(), implementation, layout)
+    return sharding.by_shards(rotate, layout, xs, by) if implementation == "webgpu" else rotate(xs, by)
+
+
+def apply(implementation: str, layout: Layout, xs: Sequence[jax.Array], by: Angles | Tables) -> tuple[jax.Array, ...]:
+    """Rotates, with the derivatives that JAX finds by itself."""
     rotate = primitive.rotate if implementation == "webgpu" else fallback.rotate
     return rotate(layout, tuple(xs), by)
 
 
 # Without the custom_vjp the jnp backward would be a transposed stack and slices, several times as slow as the
 # rotation that it is.
-_rope = jax.custom_vjp(_apply, nondiff_argnums=(0, 1))
+_rope = jax.custom_vjp(apply, nondiff_argnums=(0, 1))
+
+# Which of the two is called; `jax_rope.forward_mode` sets it for its own calls.
+rule: contextvars.ContextVar = contextvars.ContextVar("rule", default=_rope)
 
 
 def _forward(implementation, layout, xs, by):
-    ys = _apply(implementation, layout, xs, by)
+    ys = apply(implementation, layout, xs, by)
     # These are needed again only for the gradient with respect to floats that x is rotated by.
     kept = (xs if isinstance(by, Tables) else ys) if jax.tree.leaves(_floats(by)) else None
     return ys, (kept, by)
@@ -173,7 +186,7 @@ def _forward(implementation, layout, xs, by):
 
 def _backward(implementation, layout, residuals, cotangents):
     kept, by = residuals
-    xs_cotangent = _apply(implementation, layout.transpose(), cotangents, by)
+    xs_cotangent = apply(implementation, layout.transpose(), cotangents, by)
     if kept is None:
         return xs_cotangent, None
     # The map is linear: its transpose is the same wherever it is taken.

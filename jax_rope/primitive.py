@@ -1,6 +1,7 @@
 """The JAX primitive that offloads a rotation: its rules for abstract values, derivatives, batching and lowering.
 
-Operands: q, perhaps k, then the leaves of what they are rotated by, `Angles` or `Tables`, whose tree is a parameter.
+Operands: q, perhaps k, then the leaves of what they are rotated by, `Angles` or `Tables`, and of the number of the
+shard, whose tree is a parameter.
 The result is linear in q and k. The primitive's name says what it runs as, for readers of a jaxpr.
 """
 
@@ -11,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.buffer_callback import buffer_callback
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -18,6 +20,7 @@ from . import config, fallback
 from .fallback import Tables
 from .layout import Layout
 from .phase import Angles
+from .sharding import shard_number
 
 rope_p = Primitive("rope_pure_callback")
 rope_p.multiple_results = True
@@ -25,7 +28,7 @@ rope_p.multiple_results = True
 
 def rotate(layout: Layout, xs: Sequence[jax.Array], by: Angles | Tables) -> tuple[jax.Array, ...]:
     """Rotates every x on the GPU, as `jax_rope.fallback.rotate` does in ``jnp``."""
-    leaves, tree = jax.tree.flatten(by)
+    leaves, tree = jax.tree.flatten((by, shard_number()))
     return tuple(rope_p.bind(*xs, *leaves, layout=layout, tree=tree))
 
 
@@ -34,34 +37,67 @@ def _abstract_eval(*avals, layout, tree):
     return avals[: len(avals) - tree.num_leaves]
 
 
-def _unpack(operands: Sequence, tree) -> tuple[Sequence, Any]:
-    """The operands that are rotated, and what they are rotated by."""
+def _unpack(operands: Sequence, tree) -> tuple[Sequence, Any, Any]:
+    """The operands that are rotated, what they are rotated by, and the number of the shard."""
     count = len(operands) - tree.num_leaves
-    return operands[:count], jax.tree.unflatten(tree, operands[count:])
+    by, shard = jax.tree.unflatten(tree, operands[count:])
+    return operands[:count], by, shard
 
 
-def _host(*operands, layout, tree) -> tuple[np.ndarray, ...]:
+def _host(*operands, layout, tree, out: Sequence[np.ndarray] | None = None) -> tuple[np.ndarray, ...]:
     from .webgpu import offload
 
     # No JAX operation may run inside a callback: one inside can wait for itself forever.
-    xs, by = _unpack([np.asarray(operand) for operand in operands], tree)
+    xs, by, shard = _unpack([np.asarray(operand) for operand in operands], tree)
     rotate = offload.rotate_by_tables if isinstance(by, Tables) else offload.rotate
-    return rotate(layout, xs, *by, adapter=config.settings.adapter)
+    number = 0 if shard is None else int(shard.ravel()[0])
+    return rotate(layout, xs, *by, adapter=config.settings.adapter, shard=number, out=out)
+
+
+def _into_buffers(context, out, *operands, layout, tree) -> None:
+    _host(*operands, layout=layout, tree=tree, out=[np.asarray(buffer) for buffer in out])
+
+
+def _shapes(operands, tree) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands[: len(operands) - tree.num_leaves]]
 
 
 def _callback(*operands, layout, tree):
-    xs, _ = _unpack(operands, tree)
-    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in xs]
-    return jax.pure_callback(functools.partial(_host, layout=layout, tree=tree), shapes, *operands)
+    host = functools.partial(_host, layout=layout, tree=tree)
+    return jax.pure_callback(host, _shapes(operands, tree), *operands)
+
+
+def _buffer_callback(*operands, layout, tree):
+    host = functools.partial(_into_buffers, layout=layout, tree=tree)
+    return buffer_callback(host, _shapes(operands, tree))(*operands)
+
+
+def _lower(context, *operands, layout, tree):
+    if context.module_context.lowering_parameters.for_export:
+        raise NotImplementedError("implementation 'webgpu' cannot be exported, as no host callback can: use 'jnp'")
+    if _partitioned_automatically(context.module_context.axis_context):
+        raise NotImplementedError(
+            "implementation 'webgpu' cannot run under automatic sharding over several devices, where a callback would "
+            "gather its operands onto one of them: use 'jnp', jax.shard_map, or a mesh with explicit axis types"
+        )
+    callback = _buffer_callback if config.transport() == "buffer_callback" else _callback
+    return mlir.lower_fun(callback, multiple_results=True)(context, *operands, layout=layout, tree=tree)
+
+
+def _partitioned_automatically(axes) -> bool:
+    """Whether XLA decides on which devices the operands lie, in `shard_map` over some of a mesh's axes too."""
+    if hasattr(axes, "manual_axes"):
+        return any(size > 1 for axis, size in axes.mesh.shape.items() if axis not in axes.manual_axes)
+    return axes.num_devices > 1
 
 
 rope_p.def_impl(_callback)
-mlir.register_lowering(rope_p, mlir.lower_fun(_callback, multiple_results=True))
+mlir.register_lowering(rope_p, _lower)
 
 
 def _jvp(primals, tangents, *, layout, tree):
-    xs, by = _unpack(primals, tree)
-    x_changes, changes = _unpack([None if _is_zero(t) else t for t in tangents], tree)
+    xs, by, _ = _unpack(primals, tree)
+    x_changes, changes, _ = _unpack([None if _is_zero(t) else t for t in tangents], tree)
     ys = rotate(layout, xs, by)
     y_changes: Sequence = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in xs]
     if any(t is not None for t in x_changes):
@@ -81,7 +117,7 @@ ad.primitive_jvps[rope_p] = _jvp
 
 
 def _transpose(cotangents, *operands, layout, tree):
-    _, by = _unpack(operands, tree)
+    _, by, _ = _unpack(operands, tree)
     rest = [None] * tree.num_leaves
     if all(type(ct) is ad.Zero for ct in cotangents):
         return list(cotangents) + rest

@@ -1,8 +1,14 @@
 """Settings of every test: no implicit promotion of dtypes or ranks, no warning unnoticed, an adapter or failure."""
 
-import jax
+import os
+
 import numpy as np
 import pytest
+
+# Two CPU devices, for the tests of sharding. It has to be said before JAX starts.
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
+
+import jax
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -72,7 +72,7 @@ def kernel(x, pairing) -> float:
     layout = Layout(pairing == "interleaved", 0, SHAPE[-1] // 2, token_major=True)
     xs = [np.asarray(x)]
     table = Rotary().table(SHAPE[-1], None, inverse=False)[None]
-    call = offload.Call(layout, xs, offload.ByAngles(layout, x.shape, np.zeros((1, 1, 1), np.int32), table, None))
+    call = offload.Call(layout, xs, offload.ByAngles(layout, x.shape, np.zeros((1, 1, 1), np.int32), table, None), xs)
     rotator = offload.Rotator(device.Device())
     (piece,) = call.pieces(rotator.limits)
     rotator.data.write([(0, xs[0])])

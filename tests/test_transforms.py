@@ -233,16 +233,3 @@ def test_int64_positions_beyond_int32(x64, implementation):
     y = np.asarray(jax.jit(functools.partial(rope, implementation=implementation))(x, positions))
     assert np.isnan(y[1]).all()
     oracle.assert_exact(y[[0, 2]], oracle.rotate(x[:2], positions[[0, 2]]), x[:2])
-
-
-def test_shard_map(implementation, rng):
-    """On a mesh of one device, eagerly and compiled."""
-    mesh = jax.make_mesh((1,), ("d",))
-    spec = jax.sharding.PartitionSpec("d")
-    x = jax.device_put(draw(rng, 2, 5, 3, 8), jax.sharding.NamedSharding(mesh, spec))
-    f = jax.shard_map(
-        lambda x: rope(x, 3, implementation=implementation), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
-    )
-    expected = oracle.rotate(x, 3 + np.broadcast_to(np.arange(5), (2, 5)))
-    oracle.assert_exact(f(x), expected, x)
-    oracle.assert_exact(jax.jit(f)(x), expected, x)

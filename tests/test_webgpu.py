@@ -1,5 +1,6 @@
 """The host path: pieces and limits, staging, pipelines, threads; and the WGSL under a second compiler."""
 
+import gc
 import subprocess
 import sys
 import threading
@@ -61,7 +62,7 @@ def draw(rng, shape, dtype):
 def test_pieces(monkeypatch, runs, limits, least_pieces, seq_axis, dtype, mapped, rng):
     """Cut by rows, by tokens or by heads, through mapped or staged buffers, the result is the whole."""
     rotator = small_rotator(**limits, mapped=mapped)
-    monkeypatch.setattr(offload, "rotator", lambda name: rotator)
+    monkeypatch.setattr(offload, "rotator", lambda *_: rotator)
     q, k = draw(rng, (3, 17, 9, 16), dtype), draw(rng, (3, 17, 3, 16), dtype)
     whole_and_fraction = (rng.integers(-500, 500, (3, 17)) + 0.375).astype(np.float32)
     for positions in (None, 1000, rng.integers(0, 9999, (3, 17)), whole_and_fraction, rng.integers(0, 99, 17)):
@@ -77,7 +78,7 @@ def test_pieces(monkeypatch, runs, limits, least_pieces, seq_axis, dtype, mapped
 
 def test_a_head_beyond_the_limits(monkeypatch):
     rotator = small_rotator(binding=256)
-    monkeypatch.setattr(offload, "rotator", lambda name: rotator)
+    monkeypatch.setattr(offload, "rotator", lambda *_: rotator)
     with pytest.raises(Exception, match="one head of one token, 128 float32, exceeds the adapter's limits"):
         jax.block_until_ready(rope(jnp.ones((1, 1, 128)), implementation="webgpu"))
 
@@ -85,21 +86,22 @@ def test_a_head_beyond_the_limits(monkeypatch):
 def test_objects_do_not_pile_up(rng):
     """pygfx/wgpu-py#405: buffers, bind groups and pipelines are bounded, whatever the shapes."""
     counts = []
-    for round in range(3):
+    gc.collect()  # what other tests left behind
+    for round in range(4):
         for size in (1, 300, 40, 1500, 7):
             x = draw(rng, (size, 3, 32), jnp.float32)
             jax.block_until_ready(rope(x, np.arange(size), implementation="webgpu"))
             jax.block_until_ready(rope(x, round, implementation="webgpu"))
         live = wgpu.diagnostics.object_counts.get_dict()
-        counts.append({kind: live[kind]["count"] for kind in ("Buffer", "BindGroup", "ComputePipeline", "Device")})
-    assert counts[0] == counts[1] == counts[2]
+        counts.append({kind: live[kind]["count"] for kind in ("Buffer", "BindGroup", "ComputePipeline")})
+    assert counts[1] == counts[2] == counts[3]  # the first may still grow a buffer
 
 
 @pytest.mark.parametrize("mapped", [True, False])
 def test_a_failed_call_leaves_the_next_one_well(monkeypatch, mapped, rng):
     """pygfx/wgpu-py#781: a staging buffer still mapped when it is used again."""
     rotator = small_rotator(mapped=mapped)
-    monkeypatch.setattr(offload, "rotator", lambda name: rotator)
+    monkeypatch.setattr(offload, "rotator", lambda *_: rotator)
     x = draw(rng, (5, 2, 16), jnp.float32)
     expected = np.asarray(rope(x, implementation="webgpu"))
     for name in ("_write_parameters", "kernel"):
@@ -139,7 +141,7 @@ def test_adapters_are_described():
     assert first.kind in ("discrete", "integrated", "other", "software")
     assert first.limits["max-storage-buffer-binding-size"] >= 2**27
     assert first.name in str(first)
-    assert device.choose(first.backend.lower())[0].backend == first.backend
+    assert device.choose(first.backend.lower()).backend == first.backend
 
 
 ENTRY_POINTS = [

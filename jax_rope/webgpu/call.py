@@ -117,7 +117,7 @@ class ByTables:
 class Call:
     """Operands as [rows, tokens, heads, head_dim] or [rows, heads, tokens, head_dim], and what they are rotated by."""
 
-    def __init__(self, layout: Layout, xs: Sequence[np.ndarray], by: By):
+    def __init__(self, layout: Layout, xs: Sequence[np.ndarray], by: By, ys: Sequence[np.ndarray]):
         self.layout, self.by = layout, by
         self.rows = math.prod(xs[0].shape[:-3])
         self.tokens = xs[0].shape[layout.token_axis]
@@ -128,7 +128,7 @@ class Call:
         # 16-bit operands whose pairs do not fill words go as float32.
         self.stored = dtype if kind == "_packed" else np.dtype(np.float32)
         self.xs = [x.reshape(self.rows, *x.shape[-3:]) for x in xs]
-        self.ys = [np.empty(x.shape, dtype) for x in self.xs]
+        self.ys = [y.reshape(self.rows, *y.shape[-3:]) for y in ys]
         self.entry_point = ("forward" if layout.direction > 0 else "backward") + kind + by.suffix
         self.constants = {
             "INTERLEAVED": int(layout.interleaved),
@@ -151,14 +151,13 @@ class Call:
         at = (rows, tokens, heads) if self.layout.token_major else (rows, heads, tokens)
         return self.xs[index][at].astype(self.stored, copy=False), self.ys[index][at]
 
-    def results(self) -> list[np.ndarray]:
-        """What all pieces made."""
+    def finish(self) -> None:
+        """Completes the results when all pieces have run."""
         if self.stored != self.ys[0].dtype:  # on the way through float32 a NaN's bits may have changed
             end = self.layout.start + 2 * self.layout.pairs
             for x, y in zip(self.xs, self.ys, strict=True):
                 y[..., : self.layout.start] = x[..., : self.layout.start]
                 y[..., end:] = x[..., end:]
-        return self.ys
 
     def threads(self, piece: Piece) -> int:
         return length(piece.rows) * length(piece.tokens) * _blocks(piece.heads) * self._groups

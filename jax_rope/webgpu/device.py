@@ -83,8 +83,9 @@ def adapters() -> list[Adapter]:
     return [adapter for adapter, _ in _found()]
 
 
-def choose(name: str | None) -> tuple[Adapter, wgpu.GPUAdapter]:
-    """The best adapter whose description contains ``name`` (in any case), or the best of all.
+def matching(name: str | None) -> list[tuple[Adapter, wgpu.GPUAdapter]]:
+    """The best adapter whose description contains ``name`` (in any case), or the best of all; behind it those of the
+    same kind and backend, which shards of an array may be spread over too.
 
     Raises:
       RuntimeError: there is none.
@@ -92,18 +93,24 @@ def choose(name: str | None) -> tuple[Adapter, wgpu.GPUAdapter]:
     found = _found()
     if not found:
         raise RuntimeError(HOW_TO_GET_ONE)
-    for adapter, handle in found:
-        if name is None or name.lower() in f"{adapter} {adapter.driver}".lower():
-            return adapter, handle
-    raise RuntimeError(f"no adapter matches {name!r}; found {', '.join(str(adapter) for adapter, _ in found)}")
+    named = [(a, handle) for a, handle in found if name is None or name.lower() in f"{a} {a.driver}".lower()]
+    if not named:
+        raise RuntimeError(f"no adapter matches {name!r}; found {', '.join(str(adapter) for adapter, _ in found)}")
+    best = named[0][0]
+    return [(a, handle) for a, handle in named if (a.kind, a.backend) == (best.kind, best.backend)]
+
+
+def choose(name: str | None) -> Adapter:
+    """The first of the `matching` ones."""
+    return matching(name)[0][0]
 
 
 class Device:
     """A logical device with its queue. Whoever encodes, submits or maps holds ``lock``: one lock around all of it is
     faster than none, and a buffer must not be replaced while another thread maps it."""
 
-    def __init__(self, name: str | None = None):
-        self.adapter, handle = choose(name)
+    def __init__(self, name: str | None = None, number: int = 0):
+        self.adapter, handle = matching(name)[number]
         self.lock = threading.Lock()
         # Mapping what a discrete adapter computes on would keep it in the host's memory.
         self.mapped = self.adapter.mappable and self.adapter.kind in ("software", "integrated")
@@ -114,14 +121,15 @@ class Device:
         self.limits = {name: int(self.handle.limits[name]) for name in LIMITS}
 
 
-_devices: dict[tuple[int, str | None], Device] = {}
+_devices: dict[tuple, Device] = {}
 _devices_lock = threading.Lock()
 
 
-def device(name: str | None = None) -> Device:
-    """The process's device on the adapter `choose` picks, made at the first call."""
-    key = os.getpid(), name  # a forked child cannot use its parent's device
+def device(name: str | None = None, shard: int = 0) -> Device:
+    """The process's device on one of the `matching` adapters, over which shards are spread; made at the first call."""
+    number = shard % len(matching(name))
+    key = os.getpid(), name, number  # a forked child cannot use its parent's device
     with _devices_lock:
         if key not in _devices:
-            _devices[key] = Device(name)
+            _devices[key] = Device(name, number)
         return _devices[key]

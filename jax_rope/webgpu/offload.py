@@ -2,13 +2,14 @@
 
 import itertools
 from collections.abc import Callable, Sequence
+from typing import TypedDict, Unpack
 
 import numpy as np
 import wgpu
 
 from ..layout import Layout
 from . import device as devices, kernels, transfer
-from .call import ByAngles, ByTables, Call, Limits, Piece
+from .call import By, ByAngles, ByTables, Call, Limits, Piece
 from .device import Device
 
 # Larger pieces would only hold more of the host's memory: a piece this size takes milliseconds.
@@ -77,13 +78,21 @@ class Rotator:
 _rotators: dict[int, Rotator] = {}
 
 
-def rotator(name: str | None = None) -> Rotator:
-    """The one on the device that `jax_rope.webgpu.device.device` gives for an adapter's name."""
-    device = devices.device(name)
+def rotator(name: str | None = None, shard: int = 0) -> Rotator:
+    """The one on the device that `jax_rope.webgpu.device.device` gives for an adapter's name and a shard."""
+    device = devices.device(name, shard)
     with device.lock:
         if id(device) not in _rotators:
             _rotators[id(device)] = Rotator(device)
         return _rotators[id(device)]
+
+
+class Options(TypedDict, total=False):
+    """How `rotate` is to run: on which adapter, for which shard of several, and into which arrays."""
+
+    adapter: str | None
+    shard: int
+    out: Sequence[np.ndarray] | None
 
 
 def rotate(
@@ -93,26 +102,35 @@ def rotate(
     table: np.ndarray,
     fractions: np.ndarray | None,
     frequencies: np.ndarray | None = None,
-    *,
-    adapter: str | None = None,
+    **options: Unpack[Options],
 ) -> tuple[np.ndarray, ...]:
     """Rotates arrays [..., S, H, D] (or as the layout says), of float32, bfloat16 or float16, alike but for H.
 
     The other operands are those of `jax_rope.phase.Angles`; the table says what frequencies say.
     """
-    return _run(Call(layout, xs, ByAngles(layout, xs[0].shape, positions, table, fractions)), xs, adapter)
+    return _run(layout, xs, ByAngles(layout, xs[0].shape, positions, table, fractions), **options)
 
 
 def rotate_by_tables(
-    layout: Layout, xs: Sequence[np.ndarray], cos: np.ndarray, sin: np.ndarray, *, adapter: str | None = None
+    layout: Layout, xs: Sequence[np.ndarray], cos: np.ndarray, sin: np.ndarray, **options: Unpack[Options]
 ) -> tuple[np.ndarray, ...]:
     """`rotate` by cosines and sines, as in `jax_rope.fallback.Tables`."""
-    return _run(Call(layout, xs, ByTables(layout, xs[0].shape, cos, sin)), xs, adapter)
+    return _run(layout, xs, ByTables(layout, xs[0].shape, cos, sin), **options)
 
 
-def _run(call: Call, xs: Sequence[np.ndarray], adapter: str | None) -> tuple[np.ndarray, ...]:
+def _run(
+    layout: Layout,
+    xs: Sequence[np.ndarray],
+    by: By,
+    adapter: str | None = None,
+    shard: int = 0,
+    out: Sequence[np.ndarray] | None = None,
+) -> tuple[np.ndarray, ...]:
+    results = [np.empty(x.shape, x.dtype) for x in xs] if out is None else out
+    call = Call(layout, xs, by, results)
     if call.rows and call.tokens and all(call.heads):
-        running = rotator(adapter)
+        running = rotator(adapter, shard)
         for piece in call.pieces(running.limits):
             running.run(call, piece)
-    return tuple(y.reshape(x.shape) for x, y in zip(xs, call.results(), strict=True))
+        call.finish()
+    return tuple(results)
