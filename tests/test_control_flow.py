@@ -109,7 +109,7 @@ def test_x64_mode_changes_nothing(case, x64):
     close(y, formula(x, *(jnp.float32(f) for f in floats)))
 
 
-@pytest.mark.transformation("jax.export")
+@pytest.mark.transformation("jax.export", webgpu="raises: use `jnp`")
 def test_export(case, implementation):
     """jnp exports; webgpu says that it cannot, and what can."""
     ours, formula, (x, *floats) = case

@@ -110,7 +110,6 @@ def test_per_sample_gradients(name, implementation, rng):
     close(actual, jax.vmap(jax.grad(scalar(formula), argnums), axes)(xs, *floats))
 
 
-@pytest.mark.transformation("custom_vjp refuses jvp and says so")
 def test_direct_forward_mode_is_refused(name, implementation, rng):
     """With jax_rope.rope itself, not silently wrong."""
     if name != "rope":

@@ -42,7 +42,6 @@ def finish(process: subprocess.Popen, seconds: float) -> str:
     return out
 
 
-@pytest.mark.slow
 @pytest.mark.transformation("several processes (jax.distributed)")
 def test_two_processes_train_as_one(implementation):
     """The same parameters after ten steps."""

@@ -14,3 +14,11 @@ def test_the_example_runs(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert re.search(r"loss 0\.\d+, gradient \(2, 16, 8, 64\) float32", done.stdout)
+
+
+def test_the_table_of_transformations_is_what_the_tests_run():
+    """Else: python tests/support_table.py."""
+    program = "import sys; sys.path.insert(0, sys.argv[1]); import support_table as t; assert t.table() == t.parts()[1]"
+    folder = str(Path(__file__).parent)
+    done = subprocess.run([sys.executable, "-c", program, folder], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr

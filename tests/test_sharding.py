@@ -161,7 +161,9 @@ def test_explicit_mistakes(rng):
             jax.jit(lambda q, k: rope_qk(q, k, implementation="webgpu"))(by_batch, by_token)
 
 
-@pytest.mark.transformation("automatic sharding")
+@pytest.mark.transformation(
+    "automatic sharding: never gathers, sharding kept", webgpu="raises: use `jnp`, `shard_map` or explicit axis types"
+)
 @pytest.mark.parametrize("chosen", ["jnp", "webgpu", None])
 def test_automatic(chosen, rng):
     """jnp and None never gather, and keep the sharding; webgpu says what to do instead."""

@@ -101,6 +101,7 @@ def test_equal_arguments_do_not_retrace(implementation, rng):
     [(x, p) for x in (None, 0, 1, 2, 3) for p in (None, 0, 1) if (x, p) != (None, None)],
 )
 @pytest.mark.parametrize("sizes", [(4, 3, 2), (2, 2, 2)])
+@pytest.mark.transformation("vmap over x, positions or both, any axes, sizes that collide: one call")
 def test_vmap(implementation, calls, x_axis, position_axis, sizes, rng):
     """Over x, positions, both; any axis; sizes that collide. One call for the whole batch."""
     batch, tokens, heads = sizes
@@ -120,6 +121,7 @@ def test_vmap(implementation, calls, x_axis, position_axis, sizes, rng):
     assert len(calls) == (implementation == "webgpu")
 
 
+@pytest.mark.transformation("nested vmap: one call")
 def test_nested_vmap(implementation, calls, rng):
     x = draw(rng, 3, 3, 3, 3, 8)
     positions = jnp.asarray(rng.integers(0, 99, (3, 3)), jnp.int32)
@@ -145,6 +147,7 @@ def test_per_sample_gradients(implementation, rng):
     np.testing.assert_allclose(np.asarray(grads), np.asarray(expected), rtol=1e-6)
 
 
+@pytest.mark.transformation("scan over decode steps, over layers with checkpoint")
 def test_scan_over_decode_steps(implementation, calls, rng):
     x = draw(rng, 6, 1, 2, 8)
 
@@ -159,6 +162,7 @@ def test_scan_over_decode_steps(implementation, calls, rng):
     assert len(calls) == (6 if implementation == "webgpu" else 0)
 
 
+@pytest.mark.transformation("scan over decode steps, over layers with checkpoint")
 def test_scan_over_layers_with_checkpoint(implementation, rng):
     """The gradient through rematerialised layers is that of the layers written out."""
     weights, x = 0.3 * draw(rng, 3, 8, 8), draw(rng, 5, 2, 8)
