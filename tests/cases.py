@@ -110,3 +110,12 @@ CASES = {
 def arguments(case: Case, rng: np.random.Generator) -> tuple[jax.Array, ...]:
     x = jnp.asarray(rng.standard_normal(SHAPE), jnp.float32)
     return x, *(jnp.asarray(f) for f in case.floats)
+
+
+def close(actual, expected, atol: float = 5e-5) -> None:
+    """That two trees of arrays are alike."""
+
+    def one(a, b):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=atol, rtol=1e-4)
+
+    jax.tree.map(one, actual, expected)

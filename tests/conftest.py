@@ -29,3 +29,16 @@ def implementation(request) -> str:
 def x64():
     with jax.enable_x64(True):
         yield
+
+
+_compiled: list[str] = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, *_, **__: _compiled.append(event) if event.endswith("/backend_compile_duration") else None
+)
+
+
+@pytest.fixture
+def compilations():
+    """How many programs XLA has compiled so far."""
+    assert jax.jit(lambda: 0)() == 0 and _compiled, "JAX does not report compilations by this name any more"
+    return lambda: len(_compiled)

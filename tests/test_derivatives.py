@@ -4,19 +4,12 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from cases import CASES, arguments
+from cases import CASES, arguments, close
 
 from jax_rope import rope
 
 pytestmark = pytest.mark.parametrize("name", CASES)
-
-
-def close(actual, expected, atol=5e-5):
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=atol, rtol=1e-4), actual, expected
-    )
 
 
 def pair(name, implementation, forward=False):

@@ -6,18 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import CASES, arguments
+from cases import CASES, arguments, close
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from jax_rope import Rotary, rope, rope_cached, rope_qk
 
 COLLECTIVES = ("all-gather", "all-reduce", "collective-permute", "all-to-all", "reduce-scatter")
-
-
-def close(actual, expected, atol=5e-5):
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=atol, rtol=1e-4), actual, expected
-    )
 
 
 def mesh_of(kind):
