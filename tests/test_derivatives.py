@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from cases import CASES, arguments, close
 
@@ -111,3 +112,15 @@ def test_direct_forward_mode_is_refused(name, implementation, rng):
     with pytest.raises(TypeError, match="forward-mode"):
         jax.jvp(lambda x: rope(x, implementation=implementation), (x,), (x,))
     assert "forward_mode" in rope.__doc__
+
+
+@pytest.mark.transformation("integer positions: their cotangent is float0")
+def test_integer_positions_have_no_gradient(name, implementation, rng):
+    if name != "rope":
+        return  # the others' positions are constants
+    x, _ = rng.standard_normal((2, 2, 5, 4, 8)).astype(np.float32)
+    positions = jnp.arange(5, dtype=jnp.int32)
+    gradient = jax.grad(lambda x, p: jnp.sum(rope(x, p, implementation=implementation)), (0, 1), allow_int=True)
+    by_x, by_positions = gradient(jnp.asarray(x), positions)
+    assert (by_positions.dtype, by_positions.shape) == (jax.dtypes.float0, (5,))
+    assert by_x.shape == x.shape
