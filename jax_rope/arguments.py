@@ -102,9 +102,8 @@ def _one_table(name: str, table: jax.typing.ArrayLike, batch: tuple[int, ...], l
     table = jnp.asarray(table)
     if table.dtype not in DTYPES:
         raise TypeError(f"{name} must be floats, got {table.dtype}")
-    lead = (1,) * (len(batch) - table.ndim + 2) + table.shape[:-2]
-    fits = table.ndim >= 2 and len(lead) == len(batch) and all(a in (1, b) for a, b in zip(lead, batch, strict=True))
-    if not fits or table.shape[-2] != length:
+    lead = _aligned(table.shape[:-2], batch)
+    if lead is None or table.ndim < 2 or table.shape[-2] != length:
         raise ValueError(
             f"{name} must be [S, n] or [..., S, n], a row for each token, that broadcasts to the batch, "
             f"got shape {table.shape} for batch {batch} and S = {length}"
@@ -181,14 +180,20 @@ def _broadcastable(taken: str, shape: tuple[int, ...], batch: tuple[int, ...], l
     """The shape [..., S] of positions, or [..., 1] for an offset, with as many leading axes as the batch has."""
     if not shape:
         return (1,) * (len(batch) + 1)
-    lead = (1,) * (len(batch) - len(shape) + 1) + shape[:-1]
-    fits = len(lead) == len(batch) and all(a in (1, b) for a, b in zip(lead, batch, strict=True))
-    if not fits or shape[-1] != length:
+    lead = _aligned(shape[:-1], batch)
+    if lead is None or shape[-1] != length:
         raise ValueError(
             f"positions must be {taken} that broadcasts to the batch, "
             f"got shape {shape} for batch {batch} and S = {length}"
         )
     return (*lead, length)
+
+
+def _aligned(shape: tuple[int, ...], batch: tuple[int, ...]) -> tuple[int, ...] | None:
+    """A shape that broadcasts to the batch, with as many axes; None for one that does not."""
+    lead = (1,) * (len(batch) - len(shape)) + shape
+    fits = len(lead) == len(batch) and all(a in (1, b) for a, b in zip(lead, batch, strict=True))
+    return lead if fits else None
 
 
 def _table(rotary: Rotary, head_dim: int, seq_len, whole, batch: tuple[int, ...], length: int, inverse: bool):
@@ -210,7 +215,7 @@ def _table_by_length(rotary: Rotary, head_dim: int, lengths, inverse: bool):
     """The table of each row, for rows of these lengths."""
     if not isinstance(lengths, jax.Array):
         tables = [rotary.table(head_dim, int(n), inverse) for n in lengths.ravel()]
-        return np.stack(tables).reshape(lengths.shape + tables[0].shape)
+        return np.array(tables, np.uint32).reshape(*lengths.shape, rotary.window(head_dim) // 2, 4)
     rule = rotary.scaling
     if not isinstance(rule, LongRoPE):
         raise ValueError(
@@ -238,8 +243,8 @@ def _checked_lengths(seq_len, batch: tuple[int, ...]):
     lengths = seq_len if isinstance(seq_len, jax.core.Tracer) else np.asarray(seq_len)
     if not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise TypeError(f"seq_len must be an integer or integers, got {lengths.dtype}")
-    lead = (1,) * (len(batch) - lengths.ndim) + lengths.shape
-    if len(lead) != len(batch) or any(a not in (1, b) for a, b in zip(lead, batch, strict=True)):
+    lead = _aligned(lengths.shape, batch)
+    if lead is None:
         raise ValueError(f"seq_len must be a scalar or broadcast to the batch {batch}, got shape {lengths.shape}")
     return lengths.reshape(lead)
 

@@ -26,7 +26,6 @@ STREAM_BITS = 8
 SINE = (6.2831855, -41.341747, 81.60228, -75.72509)
 COSINE = (-19.739208, 64.93914, -85.423134, 58.564697)
 
-
 Operand = jax.Array | np.ndarray
 
 
@@ -150,14 +149,20 @@ def phases(angles: Angles, length: int) -> Phase:
     high, low, packed = (angles.table[..., None, :, column] for column in range(3))
     first = _by_pair(angles.positions, packed)
     position = jax.lax.bitcast_convert_type(first, jnp.uint32)
-    if first.shape[-2] != length:
-        steps = jnp.arange(length, dtype=jnp.uint32)
-        position = position + jnp.expand_dims(steps, (*range(position.ndim - 2), -1))
+    position = _counted(position, length)
     # A negative position is 2**32 too large as uint32. A row that counts past 2**31 is not negative.
     negative = (first < 0) & (jax.lax.bitcast_convert_type(position, jnp.int32) < 0)
     phase_low = position * low
     phase_high = position * high + multiply_high(position, low) - jnp.where(negative, low, 0)
     return Phase(phase_high, phase_low)
+
+
+def _counted(position: jax.Array, length: int) -> jax.Array:
+    """[..., S, pairs] as it is; [..., 1, pairs], a row's first position, counted on to ``length`` tokens."""
+    if position.shape[-2] == length:
+        return position
+    steps = jnp.arange(length, dtype=position.dtype)
+    return position + jnp.expand_dims(steps, (*range(position.ndim - 2), -1))
 
 
 def _by_pair(per_stream: Operand, packed: Operand) -> jax.Array:
@@ -254,9 +259,7 @@ def angle_change(
     if fractions is not None:
         change = _by_pair(fractions.astype(dtype), packed) * omegas(angles, dtype)
     if frequencies is not None:
-        position = _by_pair(angles.positions, packed).astype(dtype)
-        if position.shape[-2] != length:
-            position = position + jnp.expand_dims(jnp.arange(length, dtype=dtype), (*range(position.ndim - 2), -1))
+        position = _counted(_by_pair(angles.positions, packed).astype(dtype), length)
         if angles.fractions is not None:
             position = position + _by_pair(angles.fractions, packed).astype(dtype)
         by_frequency = position * frequencies[..., None, :].astype(dtype)

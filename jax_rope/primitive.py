@@ -1,8 +1,8 @@
 """The JAX primitive that offloads a rotation: its rules for abstract values, derivatives, batching and lowering.
 
 Operands: q, perhaps k, then the leaves of what they are rotated by, `Angles` or `Tables`, and of the number of the
-shard, whose tree is a parameter.
-The result is linear in q and k. The primitive's name says what it runs as, for readers of a jaxpr.
+shard, whose tree is a parameter. The result is linear in q and k. The primitive's name says what it runs as, for
+readers of a jaxpr.
 """
 
 import functools

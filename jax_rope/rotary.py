@@ -13,11 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .phase import STREAM_BITS, pair_table
+from .phase import STREAM_BITS, cos_sin, pair_table
 from .scaling import Frequencies, Scaling, powers
 
 PAIRINGS = ("interleaved", "half", "interleaved_to_half")
 SECTION_LAYOUTS = ("contiguous", "interleaved", "axial")
+
+# Compiled as one where it is called outside of jit; inside, it is inlined.
+_cos_sin = jax.jit(cos_sin, static_argnums=(1, 2), inline=True)
 
 
 @dataclass(frozen=True)
@@ -191,12 +194,9 @@ class Rotary:
           (cos, sin), float32 ``[..., S, rotary_dim / 2]``.
         """
         from .arguments import table_angles
-        from .phase import cos_sin
 
         angles = table_angles(positions, self, head_dim, seq_len)
-        # Compiled as one where it is called outside of jit; inside, it is inlined.
-        compiled = jax.jit(cos_sin, static_argnums=(1, 2), inline=True)
-        return compiled(angles, angles.positions.shape[-1], jnp.dtype(jnp.float32))
+        return _cos_sin(angles, angles.positions.shape[-1], jnp.dtype(jnp.float32))
 
     def table(self, head_dim: int, seq_len: int | None, inverse: bool) -> np.ndarray:
         """The frequencies as the kernels take them, uint32 [rotary_dim / 2, 4].

@@ -242,6 +242,13 @@ def test_traced_positions_switch_longrope_row_by_row(implementation, compilation
     np.testing.assert_allclose(np.asarray(given), expected, atol=2e-6)
 
 
+@pytest.mark.parametrize("name", BY_LENGTH)
+def test_an_empty_batch_with_lengths(implementation, name):
+    x = jnp.zeros((0, 3, 2, 8))
+    y = rope(x, np.zeros((0, 3), int), BY_LENGTH[name], seq_len=np.zeros(0, int), implementation=implementation)
+    assert y.shape == x.shape
+
+
 def test_traced_positions_and_dynamic_ntk():
     rotary = BY_LENGTH["dynamic"]
     x = jnp.zeros((3, 2, 8))

@@ -223,7 +223,7 @@ def by_row(array: np.ndarray, batch: tuple[int, ...]) -> np.ndarray:
     """[..., a, b] to [rows, a, b], or [1, a, b] if all rows are alike."""
     if any(size != 1 for size in array.shape[:-2]):
         array = np.broadcast_to(array, batch + array.shape[-2:])
-    return array.reshape(-1, *array.shape[-2:])
+    return array.reshape(math.prod(array.shape[:-2]), *array.shape[-2:])
 
 
 def rows_of(array: np.ndarray, piece: Piece) -> np.ndarray:
