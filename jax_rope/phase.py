@@ -9,7 +9,7 @@ quarter turn, in integers, and a polynomial.
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal, localcontext
 from typing import NamedTuple
 
@@ -227,16 +227,33 @@ def omegas(angles: Angles, dtype: jnp.dtype) -> jax.Array:
     return (whole + fraction) * (2 * math.pi)
 
 
+def _computed_once(compute: Callable[[], tuple[jax.Array, jax.Array]], like: jax.Array, dtype: jnp.dtype):
+    """What compute() gives, two arrays of the shape of ``like``, kept from being fused into what uses them.
+
+    XLA on a CPU would compute cosines and sines again for each head that they turn. It sees through barriers, but not
+    through a loop of one round that ends with two values.
+    """
+    zeros = (like & 0).astype(dtype)  # varies over the axes of a mesh that the results do
+    _, _, c, s = jax.lax.while_loop(
+        lambda carry: ~(carry[0] & carry[1]), lambda _: (True, True, *compute()), (False, False, zeros, zeros)
+    )
+    return c, s
+
+
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
 def cos_sin(angles: Angles, length: int, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
     """Cosine and sine of ``length`` tokens, amplitude included, float32 or float64 [..., S, pairs]."""
     phase = phases(angles, length)
-    c, s = (_float64_cos_sin if dtype == jnp.float64 else _float32_cos_sin)(angles, phase)
-    amplitude = jax.lax.bitcast_convert_type(angles.table[..., None, :, 3], jnp.float32).astype(dtype)
-    if angles.fractions is not None:
-        fraction = _by_pair(angles.fractions, angles.table[..., None, :, 2])
-        amplitude = jnp.where(jnp.isnan(fraction), jnp.nan, amplitude)
-    return c * amplitude, s * amplitude
+
+    def compute() -> tuple[jax.Array, jax.Array]:
+        c, s = (_float64_cos_sin if dtype == jnp.float64 else _float32_cos_sin)(angles, phase)
+        amplitude = jax.lax.bitcast_convert_type(angles.table[..., None, :, 3], jnp.float32).astype(dtype)
+        if angles.fractions is not None:
+            fraction = _by_pair(angles.fractions, angles.table[..., None, :, 2])
+            amplitude = jnp.where(jnp.isnan(fraction), jnp.nan, amplitude)
+        return c * amplitude, s * amplitude
+
+    return _computed_once(compute, phase.high, dtype)
 
 
 @cos_sin.defjvp
