@@ -1,15 +1,16 @@
-"""The command line: ``python -m jax_rope info`` and ``python -m jax_rope demo``."""
+"""The command line: ``python -m jax_rope info``, ``check``, ``bench`` and ``demo``."""
 
 import argparse
 import json
 import platform
 import sys
-from importlib.metadata import version
 from typing import Any
 
 import jax
 
-from . import __version__, config, demo
+from . import check, config, crossover, demo
+from .about import versions
+from .bench import command as bench
 from .webgpu import device
 
 
@@ -19,7 +20,16 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True, metavar="command")
     add = commands.add_parser("info", help="what WebGPU finds on this machine, and what rope would use and why")
     add.add_argument("--json", action="store_true", help="print one JSON object instead")
+    add.add_argument(
+        "--measure", action="store_true", help="measure now from which size on webgpu is faster, whatever is known"
+    )
     add.set_defaults(run=info)
+    add = commands.add_parser("check", help="whether rotations on this machine's adapters keep the accuracy contract")
+    check.add_arguments(add)
+    add.set_defaults(run=check.run)
+    add = commands.add_parser("bench", help="what rotations cost here, against their floors and other libraries'")
+    bench.add_arguments(add)
+    add.set_defaults(run=bench.run)
     add = commands.add_parser("demo", help="a language model that rotates its queries and keys with rope_qk")
     demo.add_arguments(add)
     add.set_defaults(run=demo.run)
@@ -28,12 +38,19 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def info(arguments: argparse.Namespace) -> int:
-    """Prints what `gather` finds."""
+    """Prints what `gather` finds, after a measurement if that is asked for."""
     try:
+        if arguments.measure:
+            crossover.measure()
         found = gather()
     except ValueError as error:  # a setting from the environment
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except Exception as error:
+        if not arguments.measure:
+            raise
+        print(f"error: nothing was measured: {error}", file=sys.stderr)
+        return 1
     if arguments.json:
         print(json.dumps(found))
         return 0
@@ -45,8 +62,24 @@ def info(arguments: argparse.Namespace) -> int:
         for name, value in adapter["limits"].items():
             print(f"  {name}: {value:,}")
     print(f"\nimplementation='webgpu' would use: {found['webgpu_adapter'] or found['webgpu_error']}")
-    print(f"implementation=None would use: {found['implementation']}, since {found['reason']}")
+    sizes = f"from {_bytes(found['from_bytes'])} on, jnp below" if found["from_bytes"] else "for every size"
+    print(f"implementation=None would use: {found['implementation']} {sizes}, since {found['reason']}")
+    if found["measurement"]:
+        _print_measurement(**found["measurement"])
     return 0
+
+
+def _print_measurement(file: str | None, crossover: int | None, times: list[dict[str, float]]) -> None:
+    print(f"\nmeasured ({f'kept in {file}' if file else 'not kept: there is no cache directory to write to'}):")
+    print(f"{'float32 of':>12}{'jnp':>12}{'webgpu':>12}")
+    for row in times:
+        print(f"{_bytes(row['size']):>12}{1e3 * row['jnp']:>9.2f} ms{1e3 * row['webgpu']:>9.2f} ms")
+    where = f"faster from {_bytes(crossover)} on" if crossover else "not faster, and smaller arrays favour it less"
+    print(f"  webgpu is {where}")
+
+
+def _bytes(count: float) -> str:
+    return f"{count / 2**20:.3g} MiB" if count >= 2**20 else f"{count / 2**10:.3g} KiB"
 
 
 def gather() -> dict[str, Any]:
@@ -57,9 +90,10 @@ def gather() -> dict[str, Any]:
     except RuntimeError as raised:
         error = f"nothing: {raised}"
     choice = config.default()
-    versions = {name: version(name) for name in ("jax", "jaxlib", "numpy", "wgpu")}
+    measurement = crossover.known() if adapter else None
+    kept_in = crossover.kept_in() if measurement else None
     return {
-        "versions": {"jax-rope": __version__, "python": platform.python_version(), **versions},
+        "versions": versions(),
         "system": platform.platform(),
         "jax_backend": jax.default_backend(),
         "adapters": [adapter.as_dict() for adapter in device.adapters()],
@@ -67,6 +101,8 @@ def gather() -> dict[str, Any]:
         "webgpu_error": error,
         "implementation": choice.implementation,
         "reason": choice.reason,
+        "from_bytes": choice.from_bytes,
+        "measurement": measurement and {"file": kept_in and str(kept_in), **crossover.as_dict(measurement)},
     }
 
 

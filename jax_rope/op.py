@@ -134,16 +134,18 @@ def rope_cached(
     Raises:
       TypeError, ValueError, RuntimeError: as in `rope`; tables that have not a row for each token.
     """
+    config.check_process()
     layout, xs, tables, written = canonical_tables(x, cos, sin, pairing, seq_axis, inverse)
-    chosen = config.choose(implementation, [getattr(x, "dtype", None)])
+    chosen = config.choose(implementation, [getattr(x, "dtype", None)], xs)
     (y,) = _arranged(chosen, layout, written, xs, tables)
     return y
 
 
 def _rotate(named, positions, rotary, seq_axis, seq_len, inverse, implementation):
+    config.check_process()
     layout, xs, angles, written = canonical(named, positions, rotary, seq_axis, seq_len, inverse)
     # JAX makes float32 of NumPy's float64 where x64 mode is off; who asks for the GPU should know.
-    chosen = config.choose(implementation, [getattr(x, "dtype", None) for x in named.values()])
+    chosen = config.choose(implementation, [getattr(x, "dtype", None) for x in named.values()], xs)
     return _arranged(chosen, layout, written, xs, angles)
 
 

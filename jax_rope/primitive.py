@@ -51,7 +51,19 @@ def _host(*operands, layout, tree, out: Sequence[np.ndarray] | None = None) -> t
     xs, by, shard = _unpack([np.asarray(operand) for operand in operands], tree)
     rotate = offload.rotate_by_tables if isinstance(by, Tables) else offload.rotate
     number = 0 if shard is None else int(shard.ravel()[0])
-    return rotate(layout, xs, *by, adapter=config.settings.adapter, shard=number, out=out)
+    try:
+        return rotate(
+            layout,
+            xs,
+            *by,
+            adapter=config.settings.adapter,
+            shard=number,
+            time_limit=config.time_limit(),
+            out=out,
+        )
+    except RuntimeError as error:
+        config.gave_up(str(error))
+        raise
 
 
 def _into_buffers(context, out, *operands, layout, tree) -> None:

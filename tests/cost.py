@@ -1,118 +1,98 @@
 """Measures what the implementations cost against their floors, in a process of its own: ``python tests/cost.py``.
 
-Prints a JSON object of ratios for float32 [1, 2048, 32, 128]. Each is a ratio of medians over rounds in which both
-take turns, so that noise hits both alike.
+Prints a JSON object of ratios of medians over rounds in which both take turns, so that noise hits both alike; for
+float32 [1, 2048, 32, 128] where nothing else is said.
 """
 
+import dataclasses
 import json
-import time
+import os
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import wgpu
 
-from jax_rope import Rotary, rope
-from jax_rope.layout import Layout
-from jax_rope.webgpu import device, offload
+from jax_rope.bench import workloads
+from jax_rope.bench.measure import calls_in_a_row, interleaved
+from jax_rope.bench.participants import PARTICIPANTS
 
-SHAPE = (1, 2048, 32, 128)
 PAIRINGS = ("interleaved", "half")
-
-MULTIPLY = """
-@group(0) @binding(0) var<storage, read_write> data: array<vec4<f32>>;
-@compute @workgroup_size(64)
-fn multiply(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-            @builtin(local_invocation_index) local: u32) {
-    let i = (group.y * groups.x + group.x) * 64u + local;
-    if (i < arrayLength(&data)) { data[i] = data[i] * 1.0001; }
+FLOORED = {
+    "kernel": "kernel alone",
+    "pure_callback": "webgpu, pure_callback",
+    "buffer_callback": "webgpu, buffer_callback",
+    "jnp": "jnp",
 }
-"""
 
 
-def ratio(ours, floor, rounds=25) -> float:
-    times: dict = {ours: [], floor: []}
-    for f in times:
-        f()
-    for _ in range(rounds):
-        for f, seen in times.items():
-            start = time.perf_counter()
-            f()
-            seen.append(time.perf_counter() - start)
-    return float(np.median(times[ours]) / np.median(times[floor]))
+def times(workload: workloads.Workload, names: list[str], backward: bool = False, rounds: int = 15) -> dict[str, float]:
+    case = workloads.case(workload, backward)
+    runs = {name: PARTICIPANTS[name].prepare(case).run for name in names}
+    return {name: float(np.median(t)) for name, t in interleaved(runs, rounds, calls_in_a_row(workload)).items()}
 
 
-def on(x, f):
-    """A call of the jitted f that waits for its result."""
-    jitted = jax.jit(f)
-    return lambda: jax.block_until_ready(jitted(x))
+def over_floors() -> dict[str, float]:
+    ratios = {}
+    for what, name in FLOORED.items():
+        floor = PARTICIPANTS[name].floor
+        assert floor is not None
+        for pairing in PAIRINGS:
+            seen = times(workloads.WORKLOADS[f"standard-{pairing}"], [name, floor])
+            ratios[f"{what} {pairing}"] = seen[name] / seen[floor]
+    return ratios
 
 
-def offloaded(x, pairing) -> float:
-    """Against an identity callback that reads its argument."""
-
-    def identity(x):
-        return jax.pure_callback(_read, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
-
-    return ratio(on(x, lambda x: rope(x, rotary=Rotary(pairing=pairing), implementation="webgpu")), on(x, identity))
+def backward_over_floors() -> dict[str, float]:
+    seen = times(workloads.WORKLOADS["standard-half"], ["jnp", "x * 1.0001"], backward=True)
+    return {"jnp half, forward and backward": seen["jnp"] / seen["x * 1.0001"]}
 
 
-def _read(x):
-    return np.asarray(x).copy()
+def over_formulas() -> dict[str, float]:
+    """How often the usual formulas fit into our time, upside down."""
+    formulas = ["Hugging Face's formula, jnp", "cos and sin in the op, jnp"]
+    ratios = {}
+    for backward in (False, True):
+        seen = times(workloads.WORKLOADS["standard-half"], ["jnp", *formulas], backward, rounds=7)
+        for name in formulas:
+            ratios[f"jnp / {name}{', forward and backward' if backward else ''}"] = seen["jnp"] / seen[name]
+    return ratios
 
 
-def fallback(x, pairing) -> float:
-    """Against an elementwise product."""
-    ours = on(x, lambda x: rope(x, rotary=Rotary(pairing=pairing), implementation="jnp"))
-    return ratio(ours, on(x, lambda x: x * jnp.float32(1.0001)))
+def bfloat16_over_float32() -> dict[str, float]:
+    ratios = {}
+    for pairing in PAIRINGS:
+        float32 = workloads.WORKLOADS[f"standard-{pairing}"]
+        runs = {
+            dtype: PARTICIPANTS["kernel alone"].prepare(workloads.case(workload, backward=False)).run
+            for dtype, workload in (("f", float32), ("b", dataclasses.replace(float32, dtype="bfloat16")))
+        }
+        seen = interleaved(runs, 15)
+        ratios[f"bfloat16 kernel {pairing}"] = float(np.median(seen["b"]) / np.median(seen["f"]))
+    return ratios
 
 
-def kernel(x, pairing) -> float:
-    """Against a plain product in place, one vec4 a thread."""
-    layout = Layout(pairing == "interleaved", 0, SHAPE[-1] // 2, token_major=True)
-    xs = [np.asarray(x)]
-    table = Rotary().table(SHAPE[-1], None, inverse=False)[None]
-    call = offload.Call(layout, xs, offload.ByAngles(layout, x.shape, np.zeros((1, 1, 1), np.int32), table, None), xs)
-    rotator = offload.Rotator(device.Device())
-    (piece,) = call.pieces(rotator.limits)
-    rotator.data.write([(0, xs[0])])
-    usage = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST
-    waiting = rotator.device.handle.create_buffer(size=256, usage=usage)
-
-    def timed(record):
-        def record_and_signal(encoder):
-            record(encoder)
-            encoder.clear_buffer(waiting)
-
-        def run():
-            rotator.data.run(0, record_and_signal)
-            waiting.map_sync(wgpu.MapMode.READ)
-            waiting.unmap()
-
-        return run
-
-    return ratio(timed(rotator.kernel(call, piece, [0, x.nbytes])), timed(multiply(rotator)))
+def decoding() -> dict[str, float]:
+    name, bare = "webgpu, buffer_callback", "wgpu write, multiply, map"
+    seen = times(workloads.WORKLOADS["llama3-decode"], [name, bare], rounds=30)
+    return {"decode step": seen[name] / seen[bare]}
 
 
-def multiply(rotator):
-    """What records the product of all of the data buffer."""
-    handle, buffer = rotator.device.handle, rotator.data.buffer
-    module = handle.create_shader_module(code=MULTIPLY)
-    pipeline = handle.create_compute_pipeline(layout="auto", compute={"module": module, "entry_point": "multiply"})
-    entry = {"binding": 0, "resource": {"buffer": buffer, "offset": 0, "size": buffer.size}}
-    group = handle.create_bind_group(layout=pipeline.get_bind_group_layout(0), entries=[entry])
-
-    def record(encoder):
-        compute = encoder.begin_compute_pass()
-        compute.set_pipeline(pipeline)
-        compute.set_bind_group(0, group)
-        compute.dispatch_workgroups(buffer.size // 16 // 64 // 2, 2)
-        compute.end()
-
-    return record
+def with_kept_memory() -> dict[str, float]:
+    """What is left of the ways to the GPU when the kernel's time is taken off, in identities' times; and jnp."""
+    names = ["kernel alone", "jnp", "x * 1.0001"]
+    for transport in ("pure_callback", "buffer_callback"):
+        names += [f"webgpu, {transport}", f"identity {transport}"]
+    ratios = {}
+    for pairing in PAIRINGS:
+        seen = times(workloads.WORKLOADS[f"standard-{pairing}"], names)
+        ratios[f"kept: jnp {pairing}"] = seen["jnp"] / seen["x * 1.0001"]
+        for transport in ("pure_callback", "buffer_callback"):
+            rest = seen[f"webgpu, {transport}"] - seen["kernel alone"]
+            ratios[f"kept: {transport} {pairing}"] = rest / seen[f"identity {transport}"]
+    return ratios
 
 
 if __name__ == "__main__":
-    x = jnp.asarray(np.random.default_rng(0).standard_normal(SHAPE), jnp.float32)
-    measures = {"kernel": kernel, "webgpu": offloaded, "jnp": fallback}
-    print(json.dumps({f"{name} {p}": measure(x, p) for name, measure in measures.items() for p in PAIRINGS}))
+    if "MALLOC_MMAP_THRESHOLD_" in os.environ:
+        measures = [with_kept_memory]
+    else:
+        measures = [over_floors, backward_over_floors, over_formulas, bfloat16_over_float32, decoding]
+    print(json.dumps({name: ratio for measure in measures for name, ratio in measure().items()}))

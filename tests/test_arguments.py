@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jax_rope import Rotary, adapters, config, configure, rope, rope_qk
-from jax_rope.webgpu import device
+from jax_rope.webgpu import device, offload
 
 X = jnp.zeros((2, 5, 3, 8))
 
@@ -119,7 +119,7 @@ def test_numpy_float64_on_webgpu():
 
 def test_no_adapter(monkeypatch):
     monkeypatch.setattr(device, "_found", lambda: ())
-    monkeypatch.setattr(device, "_devices", {})
+    monkeypatch.setattr(offload, "_rotators", {})
     with pytest.raises(RuntimeError, match=r"no WebGPU adapter was found: install .* mesa-vulkan-drivers"):
         traced(lambda: rope(X, implementation="webgpu"))
 

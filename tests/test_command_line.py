@@ -1,5 +1,6 @@
 """The commands, as a user runs them."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import jax_rope
-from jax_rope import __main__, demo
+from jax_rope import __main__, config, crossover, demo
 from jax_rope.webgpu import device
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "smollm2.json").read_text())["cases"]
@@ -32,14 +33,68 @@ def test_info_json():
     assert found["versions"]["jax-rope"] == jax_rope.__version__
     assert found["adapters"][0]["limits"]["max-storage-buffer-binding-size"] >= 2**27
     assert found["webgpu_adapter"].startswith(found["adapters"][0]["name"])
-    assert (found["implementation"], found["reason"]) == ("webgpu", "it was configured")
+    assert (found["implementation"], found["from_bytes"], found["reason"]) == ("webgpu", 0, "it was configured")
 
 
 def test_info_reads_well(capsys):
     assert __main__.main(["info"]) == 0
     printed = capsys.readouterr().out
     assert "implementation='webgpu' would use: " in printed
-    assert "implementation=None would use: jnp, since " in printed
+    assert "implementation=None would use: jnp for every size, since " in printed
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path):
+    """A directory for what is measured, and nothing known so far."""
+    monkeypatch.setattr(crossover, "directory", lambda: tmp_path / "cache")
+    monkeypatch.setattr(crossover, "_measurements", {})
+    monkeypatch.setattr(config, "_choices", {})
+    return tmp_path / "cache"
+
+
+def test_info_measures(monkeypatch, capsys, cache):
+    """On any adapter, and whatever is known; without being asked it shows what is known."""
+    monkeypatch.setattr(crossover, "SIZES", (1 << 18,))
+    assert __main__.main(["info", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["measurement"] is None
+    assert __main__.main(["info", "--measure", "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)["measurement"]
+    assert [file.name for file in cache.iterdir()] == [Path(first["file"]).name]
+    ((size, *seconds),) = [row.values() for row in first["times"]]
+    assert size == 1 << 18 and all(0 < t < 1 for t in seconds)
+    assert __main__.main(["info", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["measurement"] == first
+    assert __main__.main(["info", "--measure", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["measurement"] != first
+
+
+def test_info_on_a_gpu(monkeypatch, capsys, cache):
+    times = (crossover.Times(1 << 24, 0.02, 0.01), crossover.Times(1 << 20, 0.001, 0.0015))
+    adapter = dataclasses.replace(device.adapters()[0], kind="discrete")
+    monkeypatch.setattr(crossover, "_measure", lambda: times)
+    monkeypatch.setattr(device, "choose", lambda name: adapter)
+    assert __main__.main(["info"]) == 0
+    printed = capsys.readouterr().out
+    assert "implementation=None would use: webgpu from 1.86 MiB on, jnp below, since " in printed
+    assert "is faster from there on, as measured on this machine" in printed
+    assert f"measured (kept in {cache}" in printed
+    assert "      16 MiB    20.00 ms    10.00 ms\n       1 MiB     1.00 ms     1.50 ms\n" in printed
+    assert "webgpu is faster from 1.86 MiB on" in printed
+    monkeypatch.setattr(crossover, "directory", lambda: cache / next(cache.iterdir()))
+    assert __main__.main(["info", "--measure"]) == 0
+    assert "measured (not kept: " in capsys.readouterr().out
+
+
+def test_info_says_why_nothing_was_measured(monkeypatch, capsys, cache):
+    monkeypatch.setattr(device, "_found", lambda: ())
+    assert __main__.main(["info", "--measure"]) == 1
+    assert "error: nothing was measured: no WebGPU adapter was found" in capsys.readouterr().err
+
+
+def test_info_checks_the_environment():
+    done = command("info", JAX_ROPE_AUTOTUNE="yes")
+    assert done.returncode == 2
+    assert "error: JAX_ROPE_AUTOTUNE must be '0', '1' or None, got 'yes'" in done.stderr
 
 
 def test_info_without_an_adapter(monkeypatch, capsys, caplog):

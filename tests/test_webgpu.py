@@ -1,9 +1,13 @@
 """The host path: pieces and limits, staging, pipelines, threads; and the WGSL under a second compiler."""
 
+import dataclasses
 import gc
+import itertools
+import re
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +20,8 @@ from jax_rope import adapters, rope, rope_qk
 from jax_rope.webgpu import device, kernels, offload
 
 
-def small_rotator(binding=None, workgroups=None, mapped=None) -> offload.Rotator:
-    """A device of its own, which believes in tighter limits than its adapter has."""
+def small_rotator(binding=None, workgroups=None, mapped=None, kind=None) -> offload.Rotator:
+    """A device of its own, which believes in tighter limits than its adapter has, and perhaps in another kind."""
     own = device.Device()
     if binding is not None:
         own.limits["max-storage-buffer-binding-size"] = binding
@@ -25,6 +29,8 @@ def small_rotator(binding=None, workgroups=None, mapped=None) -> offload.Rotator
         own.limits["max-compute-workgroups-per-dimension"] = workgroups
     if mapped is not None:
         own.mapped = mapped
+    if kind is not None:
+        own.adapter = dataclasses.replace(own.adapter, kind=kind)
     return offload.Rotator(own)
 
 
@@ -32,13 +38,13 @@ def small_rotator(binding=None, workgroups=None, mapped=None) -> offload.Rotator
 def runs(monkeypatch):
     """Counts the pieces that are run."""
     seen = []
-    run = offload.Rotator.run
+    start = offload.Rotator._start
 
-    def counting(self, call, piece):
+    def counting(self, call, piece, data):
         seen.append(piece)
-        run(self, call, piece)
+        return start(self, call, piece, data)
 
-    monkeypatch.setattr(offload.Rotator, "run", counting)
+    monkeypatch.setattr(offload.Rotator, "_start", counting)
     return seen
 
 
@@ -46,7 +52,7 @@ def draw(rng, shape, dtype):
     return jnp.asarray(rng.standard_normal(shape), dtype)
 
 
-@pytest.mark.parametrize("mapped", [True, False])
+@pytest.mark.parametrize(("mapped", "kind"), [(True, "software"), (True, "integrated"), (False, "discrete")])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("seq_axis", [-3, -2])
 @pytest.mark.parametrize(
@@ -55,13 +61,14 @@ def draw(rng, shape, dtype):
         ({"binding": 4096}, 4),
         ({"binding": 512}, 30),  # less than a token's heads
         ({"workgroups": 1}, 4),
-        ({"workgroups": 2}, 2),
+        ({"workgroups": 3}, 1),  # up to seven workgroups, three by three
         ({}, 1),
     ],
 )
-def test_pieces(monkeypatch, runs, limits, least_pieces, seq_axis, dtype, mapped, rng):
+def test_pieces(monkeypatch, runs, limits, least_pieces, seq_axis, dtype, mapped, kind, rng):
     """Cut by rows, by tokens or by heads, through mapped or staged buffers, the result is the whole."""
-    rotator = small_rotator(**limits, mapped=mapped)
+    rotator = small_rotator(**limits, mapped=mapped, kind=kind)
+    assert len(rotator.slots) == (1 if kind == "software" else 2)  # in turn, or overlapped
     monkeypatch.setattr(offload, "rotator", lambda *_: rotator)
     q, k = draw(rng, (3, 17, 9, 16), dtype), draw(rng, (3, 17, 3, 16), dtype)
     whole_and_fraction = (rng.integers(-500, 500, (3, 17)) + 0.375).astype(np.float32)
@@ -86,21 +93,21 @@ def test_a_head_beyond_the_limits(monkeypatch):
 def test_objects_do_not_pile_up(rng):
     """pygfx/wgpu-py#405: buffers, bind groups and pipelines are bounded, whatever the shapes."""
     counts = []
-    gc.collect()  # what other tests left behind
     for round in range(4):
         for size in (1, 300, 40, 1500, 7):
             x = draw(rng, (size, 3, 32), jnp.float32)
             jax.block_until_ready(rope(x, np.arange(size), implementation="webgpu"))
             jax.block_until_ready(rope(x, round, implementation="webgpu"))
+        gc.collect()  # a map that was asked for and its buffer refer to each other
         live = wgpu.diagnostics.object_counts.get_dict()
         counts.append({kind: live[kind]["count"] for kind in ("Buffer", "BindGroup", "ComputePipeline")})
     assert counts[1] == counts[2] == counts[3]  # the first may still grow a buffer
 
 
-@pytest.mark.parametrize("mapped", [True, False])
-def test_a_failed_call_leaves_the_next_one_well(monkeypatch, mapped, rng):
+@pytest.mark.parametrize(("mapped", "kind"), [(True, "software"), (True, "integrated"), (False, "discrete")])
+def test_a_failed_call_leaves_the_next_one_well(monkeypatch, mapped, kind, rng):
     """pygfx/wgpu-py#781: a staging buffer still mapped when it is used again."""
-    rotator = small_rotator(mapped=mapped)
+    rotator = small_rotator(mapped=mapped, kind=kind)
     monkeypatch.setattr(offload, "rotator", lambda *_: rotator)
     x = draw(rng, (5, 2, 16), jnp.float32)
     expected = np.asarray(rope(x, implementation="webgpu"))
@@ -144,27 +151,39 @@ def test_adapters_are_described():
     assert device.choose(first.backend.lower()).backend == first.backend
 
 
-ENTRY_POINTS = [
-    f"{way}{kind}{by}"
-    for way in ("forward", "backward")
-    for kind in ("", "_packed", "_scalar")
-    for by in ("", "_tables")
-]
+ROOT = Path(__file__).parents[1]
+WGSL = sorted(file for folder in ("wgsl", "examples") for file in (ROOT / folder).rglob("*.wgsl"))
+# What the package gives to overrides; to those of type bool either value.
+IN_USE = {
+    "STORAGE": (1, 2),
+    "WORKGROUP_SIZE": (kernels.WORKGROUP_SIZE,),
+    "HEADS_PER_THREAD": (kernels.HEADS_PER_THREAD,),
+}
 
 
-def test_tint_compiles_every_variant():
+def variants(source: str) -> list[tuple[str, dict[str, int]]]:
+    """The entry points of a WGSL file, each with every combination of its overrides' values."""
+    entry_points = re.findall(r"^@compute[^;{]*?\bfn (\w+)", source, re.MULTILINE)
+    overrides = re.findall(r"^override (\w+): (\w+)", source, re.MULTILINE)
+    values = [(0, 1) if kind == "bool" else IN_USE[name] for name, kind in overrides]
+    combinations = [dict(zip((name for name, _ in overrides), v, strict=True)) for v in itertools.product(*values)]
+    return list(itertools.product(entry_points, combinations))
+
+
+@pytest.mark.parametrize("file", WGSL, ids=lambda file: file.name)
+def test_tint_compiles_every_variant(file):
     """Dawn's compiler rejects some of what naga accepts. Its null backend needs no driver, but a process of its own."""
+    source = file.read_text(encoding="utf-8")
+    tried = variants(source)
+    assert len(tried) >= source.count("@compute") > 0
     program = f"""
 import wgpudawn
 device = wgpudawn.gpu.request_adapter_sync().request_device_sync()
-module = device.create_shader_module(code={kernels.source("rope.wgsl")!r})
-for entry_point in {ENTRY_POINTS!r}:
-    for interleaved in (0, 1):
-        for storage in (1, 2):
-            constants = dict(INTERLEAVED=interleaved, STORAGE=storage, WORKGROUP_SIZE=64, HEADS_PER_THREAD=8)
-            compute = dict(module=module, entry_point=entry_point, constants=constants)
-            device.create_compute_pipeline(layout="auto", compute=compute)
-            print("compiled")
+module = device.create_shader_module(code={source!r})
+for entry_point, constants in {tried!r}:
+    compute = dict(module=module, entry_point=entry_point, constants=constants)
+    device.create_compute_pipeline(layout="auto", compute=compute)
+    print("compiled")
 """
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -174,4 +193,10 @@ for entry_point in {ENTRY_POINTS!r}:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("compiled") == 48
+    assert done.stdout.count("compiled") == len(tried)
+
+
+def test_every_variant_is_read():
+    """Two directions, three ways to store, by angles or by tables; three overrides of two values."""
+    tried = variants(kernels.source("rope.wgsl"))
+    assert len(tried) == len({(entry_point, *constants.items()) for entry_point, constants in tried}) == 12 * 8

@@ -28,7 +28,8 @@
 override WORKGROUP_SIZE: u32 = 64;
 override INTERLEAVED: bool = true;  // pairs (2i, 2i + 1); else halves (i, i + pair_count)
 override STORAGE: u32 = 1;          // of the packed entry points
-override HEADS_PER_THREAD: u32 = 8; // they share one angle
+override HEADS_PER_THREAD: u32 = 16; // they share one angle
+override PLAIN: bool = false;       // positions are whole, one stream of them, and call.amplitude is all pairs' own
 const BFLOAT16 = 1u;
 const FLOAT16 = 2u;
 
@@ -69,6 +70,7 @@ struct Call { // 160 bytes
     table_token_stride: u32,     // pair_count or twice that
     table_second: u32,           // where the second results' factors begin in a token's row: 0 or pair_count
     table_sine: u32,             // where the sines begin
+    amplitude: u32,              // the bits of a float32
 }
 
 @group(0) @binding(0) var<uniform> call: Call;
@@ -174,22 +176,22 @@ fn rotation_of(phase: vec2<u32>, amplitude: vec2<f32>, direction: f32) -> Rotati
 
 fn rotations(work: Work, first: u32, second: u32, direction: f32) -> Rotation {
     let row = work.batch * call.pair_batch_stride;
+    let at = work.batch * call.position_batch_stride + work.token * call.position_token_stride;
+    let counted = (work.token + call.first_token) * call.position_step;
+    if (PLAIN) {
+        let a = pairs[row + first].xy;
+        let b = pairs[row + second].xy;
+        let phase = phase_of(vec2(positions[at]), counted, vec2(a.x, b.x), vec2(a.y, b.y));
+        return rotation_of(phase, vec2(bitcast<f32>(call.amplitude)), direction);
+    }
     let a = pairs[row + first];
     let b = pairs[row + second];
     let high = vec2(a.x, b.x);
-    let low = vec2(a.y, b.y);
     var amplitude = bitcast<vec2<f32>>(vec2(a.w, b.w));
-
-    var at = vec2(work.batch * call.position_batch_stride + work.token * call.position_token_stride);
-    at += (vec2(a.z, b.z) & vec2(0xffu)) * call.position_stream_stride;
-    let start = vec2(positions[at.x], positions[at.y]);
-    let position = start + (work.token + call.first_token) * call.position_step;
-    var phase = position * high + multiply_high2(position, low);
-    // A negative position is 2^32 too large as u32. An offset that counts past 2^31 is not negative.
-    phase -= select(vec2(0u), low, (start & position) >= vec2(0x80000000u));
-
+    let ats = at + (vec2(a.z, b.z) & vec2(0xffu)) * call.position_stream_stride;
+    var phase = phase_of(vec2(positions[ats.x], positions[ats.y]), counted, high, vec2(a.y, b.y));
     if (call.fractions > 0u) {
-        let bits = vec2(positions[call.fractions + at.x], positions[call.fractions + at.y]);
+        let bits = vec2(positions[call.fractions + ats.x], positions[call.fractions + ats.y]);
         let fraction = bitcast<vec2<f32>>(bits);
         let size = vec2<u32>(abs(fraction) * 0x1p32f);
         let whole_turns = bitcast<vec2<u32>>(bitcast<vec2<i32>>(vec2(a.z, b.z)) >> vec2(8u));
@@ -199,6 +201,14 @@ fn rotations(work: Work, first: u32, second: u32, direction: f32) -> Rotation {
         amplitude = select(amplitude, fraction, (bits & vec2(0x7fffffffu)) > vec2(0x7f800000u));
     }
     return rotation_of(phase, amplitude, direction);
+}
+
+// Positions `counted` on from `start`, times turn fractions, in units of 2^-32 turn.
+fn phase_of(start: vec2<u32>, counted: u32, high: vec2<u32>, low: vec2<u32>) -> vec2<u32> {
+    let position = start + counted;
+    let phase = position * high + multiply_high2(position, low);
+    // A negative position is 2^32 too large as u32. An offset that counts past 2^31 is not negative.
+    return phase - select(vec2(0u), low, (start & position) >= vec2(0x80000000u));
 }
 
 // As `rotations`, from the caller's tables. The transpose of ((c, -s), (s2, c2)) is ((c, s2), (-s, c2)).
@@ -286,10 +296,10 @@ fn pack(low: vec2<f32>, high: vec2<f32>) -> vec2<u32> {
     return float32_to_float16(low) | (float32_to_float16(high) << vec2(16u));
 }
 
-// Two pairs a thread: two float32 from each of two places.
+// Two pairs a thread: two float32 from each half of the window. Interleaved, these are a pair each.
 fn rotate(work: Work, r: Rotation) {
-    var i = work.base / 2u + select(work.group, 2u * work.group, INTERLEAVED);
-    let apart = select(call.pair_count / 2u, 1u, INTERLEAVED);
+    var i = work.base / 2u + work.group;
+    let apart = call.pair_count / 2u;
     for (var head = 0u; head < work.heads; head++) {
         let a = bitcast<vec2<f32>>(words[i]);
         let b = bitcast<vec2<f32>>(words[i + apart]);
@@ -306,11 +316,11 @@ fn rotate(work: Work, r: Rotation) {
     }
 }
 
-// Four pairs a thread: four 16-bit numbers from each of two places. r turns the first and the second pair, s the
-// others, but if they are not interleaved, r turns the first and the third, which are the low halves of words.
+// Four pairs a thread: four 16-bit numbers from each half of the window. r and s turn the pairs that `packed_pairs_of`
+// says: interleaved, those of the first and of the second half; else those in the low and in the high halves of words.
 fn rotate_packed(work: Work, r: Rotation, s: Rotation) {
-    var i = work.base / 4u + select(work.group, 2u * work.group, INTERLEAVED);
-    let apart = select(call.pair_count / 4u, 1u, INTERLEAVED);
+    var i = work.base / 4u + work.group;
+    let apart = call.pair_count / 4u;
     for (var head = 0u; head < work.heads; head++) {
         let a = words[i];
         let b = words[i + apart];
@@ -341,18 +351,29 @@ fn rotate_scalar(work: Work, r: Rotation) {
     }
 }
 
+// The two pairs that `rotate` turns.
+fn pairs_of(group: u32) -> vec2<u32> {
+    return select(vec2(2u * group) + vec2(0u, 1u), vec2(group, group + call.pair_count / 2u), INTERLEAVED);
+}
+
+// The pairs that `rotate_packed` turns by r (x and y) and by s (z and w).
+fn packed_pairs_of(group: u32) -> vec4<u32> {
+    let interleaved = 2u * group + vec4(0u, 1u, call.pair_count / 2u, call.pair_count / 2u + 1u);
+    return select(4u * group + vec4(0u, 2u, 1u, 3u), interleaved, INTERLEAVED);
+}
+
 fn by_angles(work: Work, direction: f32) {
     if (work.heads > 0u) {
-        let pair = 2u * work.group;
-        rotate(work, rotations(work, pair, pair + 1u, direction));
+        let pair = pairs_of(work.group);
+        rotate(work, rotations(work, pair.x, pair.y, direction));
     }
 }
 
 fn by_angles_packed(work: Work, direction: f32) {
     if (work.heads > 0u) {
-        let pair = 4u * work.group;
-        let r = rotations(work, pair, pair + select(2u, 1u, INTERLEAVED), direction);
-        rotate_packed(work, r, rotations(work, pair + select(1u, 2u, INTERLEAVED), pair + 3u, direction));
+        let pair = packed_pairs_of(work.group);
+        let r = rotations(work, pair.x, pair.y, direction);
+        rotate_packed(work, r, rotations(work, pair.z, pair.w, direction));
     }
 }
 
@@ -364,16 +385,16 @@ fn by_angles_scalar(work: Work, direction: f32) {
 
 fn by_tables(work: Work, direction: f32) {
     if (work.heads > 0u) {
-        let pair = 2u * work.group;
-        rotate(work, table_rotations(work, pair, pair + 1u, direction));
+        let pair = pairs_of(work.group);
+        rotate(work, table_rotations(work, pair.x, pair.y, direction));
     }
 }
 
 fn by_tables_packed(work: Work, direction: f32) {
     if (work.heads > 0u) {
-        let pair = 4u * work.group;
-        let r = table_rotations(work, pair, pair + select(2u, 1u, INTERLEAVED), direction);
-        rotate_packed(work, r, table_rotations(work, pair + select(1u, 2u, INTERLEAVED), pair + 3u, direction));
+        let pair = packed_pairs_of(work.group);
+        let r = table_rotations(work, pair.x, pair.y, direction);
+        rotate_packed(work, r, table_rotations(work, pair.z, pair.w, direction));
     }
 }
 

@@ -31,6 +31,7 @@ class By(Protocol):
     """What operands are rotated by: the arrays at bindings 1 and 2, and the words of the uniform that describe them."""
 
     suffix: str  # of the entry point
+    plain: bool  # the WGSL override PLAIN
     token_bytes: int  # the most of a binding that a token needs
     row_bytes: int  # the most of a binding that a row needs, its tokens left aside
 
@@ -58,6 +59,9 @@ class ByAngles:
         self._table = by_row(table, batch)
         # A row's only position is an offset, from which its tokens count.
         self._counted = self._positions.shape[-1] != tokens
+        amplitudes = self._table[..., 3]
+        self._amplitude = int(amplitudes.max(initial=0))
+        self.plain = fractions is None and self._positions.shape[1] == 1 and bool((amplitudes == self._amplitude).all())
         self.token_bytes = 0 if self._counted else self._positions.shape[1] * (4 if fractions is None else 8)
         self.row_bytes = self._table[0].nbytes
 
@@ -83,6 +87,8 @@ class ByAngles:
             int(not self._counted),
             int(self._counted),
             piece.tokens.start if self._counted else 0,
+            *[0] * 4,
+            self._amplitude,
         ]
 
 
@@ -90,6 +96,7 @@ class ByTables:
     """Cosines and sines, as in `jax_rope.fallback.Tables`."""
 
     suffix = "_tables"
+    plain = False
 
     def __init__(self, layout: Layout, shape: tuple[int, ...], cos: np.ndarray, sin: np.ndarray):
         self._tables = [by_row(table.astype(np.float32), shape[:-3]) for table in (cos, sin)]
@@ -127,11 +134,13 @@ class Call:
         kind, self._pairs_per_thread = self._kind(dtype)
         # 16-bit operands whose pairs do not fill words go as float32.
         self.stored = dtype if kind == "_packed" else np.dtype(np.float32)
+        self.nbytes = sum(x.size for x in xs) * self.stored.itemsize
         self.xs = [x.reshape(self.rows, *x.shape[-3:]) for x in xs]
         self.ys = [y.reshape(self.rows, *y.shape[-3:]) for y in ys]
         self.entry_point = ("forward" if layout.direction > 0 else "backward") + kind + by.suffix
         self.constants = {
             "INTERLEAVED": int(layout.interleaved),
+            "PLAIN": int(by.plain),
             "WORKGROUP_SIZE": kernels.WORKGROUP_SIZE,
             "HEADS_PER_THREAD": kernels.HEADS_PER_THREAD,
         }

@@ -1,7 +1,6 @@
-"""Adapters, and the one device that the process computes on."""
+"""Adapters, and devices on them."""
 
 import functools
-import os
 import threading
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -19,6 +18,8 @@ LIMITS = (
     "min-storage-buffer-offset-alignment",
 )
 MAPPABLE = "mappable-primary-buffers"
+
+TIME_LIMIT = 60.0  # seconds that one piece of work may take: a software adapter takes some hundredths
 
 HOW_TO_GET_ONE = (
     "no WebGPU adapter was found: install the GPU's Vulkan driver, or a software one (on Debian and Ubuntu: "
@@ -112,6 +113,7 @@ class Device:
     def __init__(self, name: str | None = None, number: int = 0):
         self.adapter, handle = matching(name)[number]
         self.lock = threading.Lock()
+        self.time_limit = TIME_LIMIT
         # Mapping what a discrete adapter computes on would keep it in the host's memory.
         self.mapped = self.adapter.mappable and self.adapter.kind in ("software", "integrated")
         self.handle = handle.request_device_sync(
@@ -119,17 +121,3 @@ class Device:
             required_limits={name: handle.limits[name] for name in LIMITS[:2]},
         )
         self.limits = {name: int(self.handle.limits[name]) for name in LIMITS}
-
-
-_devices: dict[tuple, Device] = {}
-_devices_lock = threading.Lock()
-
-
-def device(name: str | None = None, shard: int = 0) -> Device:
-    """The process's device on one of the `matching` adapters, over which shards are spread; made at the first call."""
-    number = shard % len(matching(name))
-    key = os.getpid(), name, number  # a forked child cannot use its parent's device
-    with _devices_lock:
-        if key not in _devices:
-            _devices[key] = Device(name, number)
-        return _devices[key]
