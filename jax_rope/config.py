@@ -187,11 +187,15 @@ def _seconds(value: object, name: str) -> float:
 
 def gave_up(reason: str) -> None:
     """Has ``None`` be ``"jnp"`` from now on, since the GPU failed as it ran."""
-    with _choosing:
+    if not _choosing.acquire(blocking=False):
+        return  # whoever is choosing, perhaps by the very call that failed, finds out by itself
+    try:
         key = settings.adapter, settings.transport, settings.autotune
         if _choices.get(key, Choice("webgpu", "")).implementation == "webgpu":
             logger.warning("rotating in jnp from now on where no implementation is named: %s", reason)
             _choices[key] = Choice("jnp", reason)
+    finally:
+        _choosing.release()
 
 
 def cores() -> int:

@@ -26,6 +26,15 @@ def own_rotators(monkeypatch):
     monkeypatch.setattr(config, "_choices", {})
 
 
+@pytest.fixture
+def discrete(monkeypatch, tmp_path):
+    """This machine's adapters pass for GPUs, of which nothing is known yet."""
+    found = tuple((dataclasses.replace(a, kind="discrete"), handle) for a, handle in device._found())
+    monkeypatch.setattr(device, "_found", lambda: found)
+    monkeypatch.setattr(config, "_spread", lambda x: False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
 def draw(rng, *shape):
     return jnp.asarray(rng.standard_normal(shape), jnp.float32)
 
@@ -78,7 +87,7 @@ def test_a_device_that_is_always_lost(rng, monkeypatch, caplog):
             offload.Rotator, "_start", lambda self, *rest: (self.device.handle.destroy(), start(self, *rest))[1]
         )
         for _ in range(2):
-            with pytest.raises(Exception, match="failed twice: .*device is lost; use implementation='jnp' instead"):
+            with pytest.raises(Exception, match=r"failed twice: .*device is lost; use implementation='jnp' instead"):
                 jax.block_until_ready(f(x))
     assert caplog.text.count("rotating in jnp from now on where no implementation is named") == 1
     assert config.default().implementation == "jnp"
@@ -134,7 +143,7 @@ def test_a_validation_error(rng, monkeypatch):
     rotated(x)
 
 
-def test_an_adapter_that_computes_wrongly(rng, monkeypatch, caplog):
+def test_an_adapter_that_computes_wrongly(rng, discrete, monkeypatch, caplog):
     """It raises where it is asked for, and is not chosen where no implementation is named."""
     x = draw(rng, 3, 8, 64)
     right = kernels.source("rope.wgsl")
@@ -142,14 +151,27 @@ def test_an_adapter_that_computes_wrongly(rng, monkeypatch, caplog):
         wrong.setattr(kernels, "source", lambda name: right.replace("19.739208", "19.7393"))
         with pytest.raises(RuntimeError, match=r"fails its first rotations \(float32, .*python -m jax_rope check"):
             rope(x, implementation="webgpu")
-        discrete = tuple((dataclasses.replace(a, kind="discrete"), handle) for a, handle in device._found())
-        wrong.setattr(device, "_found", lambda: discrete)
-        wrong.setattr(config, "_spread", lambda x: False)
         y = rope(x)
         oracle.assert_exact(y, oracle.rotate(x, np.arange(3)), x)
         assert "rotating in jnp: " in caplog.text
         assert "fails its first rotations" in config.default().reason
     rotated(x)
+
+
+def test_a_gpu_that_fails_as_it_is_measured(rng, discrete, monkeypatch, caplog):
+    """The callback that fails runs while the choice is being made."""
+    x = draw(rng, 3, 8, 64)
+
+    def fail(*_):
+        raise RuntimeError("the GPU is on fire")
+
+    monkeypatch.setattr(offload, "_run_on_a_device", fail)
+    start = time.monotonic()
+    y = rope(x)
+    oracle.assert_exact(y, oracle.rotate(x, np.arange(3)), x)
+    assert time.monotonic() - start < 20
+    assert "the GPU is on fire" in config.default().reason
+    assert caplog.text.count("rotating in jnp") == 1
 
 
 PROGRAM = """
@@ -184,7 +206,9 @@ works()
 right = kernels.source("rope.wgsl")
 slow = right.replace("let y = turn(r, Pairs(vec2(a.x, b.x), vec2(a.y, b.y)));", '''
         var z = Pairs(vec2(a.x, b.x), vec2(a.y, b.y));
-        for (var i = 0u; i < 60000u; i++) { """ + "z = turn(r, z); " * 20 + """}  // llvmpipe ends loops at 65536
+        for (var i = 0u; i < 60000u; i++) { """
+        + "z = turn(r, z); " * 20
+        + """}  // llvmpipe ends loops at 65536
         let y = z;''')
 assert slow != right
 kernels.source = lambda name: slow

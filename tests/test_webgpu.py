@@ -17,7 +17,7 @@ import pytest
 import wgpu
 
 from jax_rope import adapters, rope, rope_qk
-from jax_rope.webgpu import device, kernels, offload
+from jax_rope.webgpu import device, kernels, offload, rotator as rotator_module
 
 
 def small_rotator(binding=None, workgroups=None, mapped=None, kind=None) -> offload.Rotator:
@@ -52,7 +52,16 @@ def draw(rng, shape, dtype):
     return jnp.asarray(rng.standard_normal(shape), dtype)
 
 
-@pytest.mark.parametrize(("mapped", "kind"), [(True, "software"), (True, "integrated"), (False, "discrete")])
+@pytest.mark.parametrize(
+    ("mapped", "kind", "small"),
+    [
+        (True, "software", True),
+        (True, "software", False),
+        (True, "integrated", False),
+        (False, "discrete", True),
+        (False, "discrete", False),
+    ],
+)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("seq_axis", [-3, -2])
 @pytest.mark.parametrize(
@@ -65,8 +74,10 @@ def draw(rng, shape, dtype):
         ({}, 1),
     ],
 )
-def test_pieces(monkeypatch, runs, limits, least_pieces, seq_axis, dtype, mapped, kind, rng):
-    """Cut by rows, by tokens or by heads, through mapped or staged buffers, the result is the whole."""
+def test_pieces(monkeypatch, runs, limits, least_pieces, seq_axis, dtype, mapped, kind, small, rng):
+    """Cut by rows, by tokens or by heads, through the queue, mapped or staged buffers, the result is the whole."""
+    if not small:
+        monkeypatch.setattr(rotator_module, "SMALL", 0)
     rotator = small_rotator(**limits, mapped=mapped, kind=kind)
     assert len(rotator.slots) == (1 if kind == "software" else 2)  # in turn, or overlapped
     monkeypatch.setattr(offload, "rotator", lambda *_: rotator)

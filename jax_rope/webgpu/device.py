@@ -51,7 +51,11 @@ class Adapter:
         return f"{self.name} ({self.kind}, {self.backend})"
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """As JSON takes it.
+
+        Returns:
+          The attributes by their names.
+        """
         return asdict(self)
 
 
@@ -68,6 +72,11 @@ def _describe(adapter: wgpu.GPUAdapter) -> Adapter:
 
 
 @functools.cache
+def _handles() -> tuple[wgpu.GPUAdapter, ...]:
+    return tuple(wgpu.gpu.enumerate_adapters_sync())
+
+
+@functools.cache
 def _found() -> tuple[tuple[Adapter, wgpu.GPUAdapter], ...]:
     """All adapters, best first. Looked for once: a search takes tens of milliseconds."""
 
@@ -76,11 +85,15 @@ def _found() -> tuple[tuple[Adapter, wgpu.GPUAdapter], ...]:
         backend = BACKENDS.index(adapter.backend) if adapter.backend in BACKENDS else len(BACKENDS)
         return list(KINDS.values()).index(adapter.kind), backend
 
-    return tuple(sorted(((_describe(a), a) for a in wgpu.gpu.enumerate_adapters_sync()), key=rank))
+    return tuple(sorted(((_describe(a), a) for a in _handles()), key=rank))
 
 
 def adapters() -> list[Adapter]:
-    """The WebGPU adapters of this machine, the preferred one first."""
+    """The WebGPU adapters of this machine.
+
+    Returns:
+      All of them, the preferred one first; none where there is no driver. They are looked for once in a process.
+    """
     return [adapter for adapter, _ in _found()]
 
 
@@ -111,7 +124,9 @@ class Device:
     faster than none, and a buffer must not be replaced while another thread maps it."""
 
     def __init__(self, name: str | None = None, number: int = 0):
-        self.adapter, handle = matching(name)[number]
+        self.adapter, known = matching(name)[number]
+        # A device consumes the handle that it is requested from, says WebGPU; wgpu is more lenient than others.
+        handle = wgpu.gpu.enumerate_adapters_sync()[_handles().index(known)]
         self.lock = threading.Lock()
         self.time_limit = TIME_LIMIT
         # Mapping what a discrete adapter computes on would keep it in the host's memory.

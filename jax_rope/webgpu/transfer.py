@@ -95,15 +95,16 @@ class DataBuffer:
         """Waits for the last map that was asked for."""
         if self._mapped is None:
             return
-        # wgpu waits for this event without a limit, and has no public way to wait with one. A device that was destroyed
-        # has stopped the thread that would set it.
-        event = getattr(self._mapped, "_thread_event", None)
-        end = time.monotonic() + self._device.time_limit
-        while event is not None and not event.wait(min(1.0, self._device.time_limit)):
-            if getattr(self._device.handle, "_poller", event) is None:
+        # wgpu waits for this event without a limit, and has no public way to wait with one. A thread sets it, which
+        # ends where the device is destroyed; other implementations of wgpu's API have neither.
+        handle, limit = self._device.handle, self._device.time_limit
+        event = getattr(self._mapped, "_thread_event", None) if hasattr(handle, "_poller") else None
+        end = time.monotonic() + limit
+        while event is not None and not event.wait(min(1.0, limit)):
+            if handle._poller is None:
                 raise RuntimeError("the device was destroyed")
             if time.monotonic() >= end:
-                raise TimeLimitError
+                raise TimeLimitError(f"no answer within {limit:g} s")
         self._mapped.sync_wait()
 
     def run(self, size: int, encode: Callable[[wgpu.GPUCommandEncoder], None]) -> None:
