@@ -5,16 +5,16 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: demo test driver others
+.PHONY: demo test driver others browser
 
 demo: $(VENV)/demo driver
 	$(BIN)/python -m jax_rope demo
 
-test: $(VENV)/test driver $(if $(FAST),,others)
+test: $(VENV)/test driver others browser
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "$(if $(FAST),not slow and ,$(WITHOUT))not alone"
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "$(if $(FAST),not slow and )$(WITHOUT)not alone"
 	$(if $(FAST),,$(BIN)/python -m pytest -m alone)
 
 # A virtual environment with the package and one extra.
@@ -50,3 +50,11 @@ others: $(VENV)/test driver
 	@$(BIN)/python tests/swiftshader.py || true
 
 WITHOUT = $(if $(CI),,$$([ -e .cache/swiftshader/driver.json ] && $(HAS_OPENGL) 2>/dev/null || echo "not adapters and "))
+
+# Chromium, for the tests that are marked so; left out likewise.
+browser:
+	@$(HAS_BROWSER) || { $(call INSTALL,chromium); } || echo "there is no Chromium here"
+
+HAS_BROWSER = (for name in chromium chromium-browser google-chrome google-chrome-stable; do \
+	command -v $$name >/dev/null && exit; done; false)
+WITHOUT += $(if $(CI),,$$( $(HAS_BROWSER) || echo "not browser and "))
