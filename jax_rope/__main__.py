@@ -16,18 +16,26 @@ from .webgpu import device
 
 def main(argv: list[str] | None = None) -> int:
     """Runs a command and returns its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m jax_rope", description="Rotary position embedding on any GPU.")
-    commands = parser.add_subparsers(required=True, metavar="command")
-    add = commands.add_parser("info", help="what WebGPU finds on this machine, and what rope would use and why")
+    parser = argparse.ArgumentParser(
+        prog="python -m jax_rope",
+        description="Rotary position embedding for JAX, as WGSL kernels on any GPU: what this machine has, whether it "
+        "computes rightly, what it costs.",
+        epilog="Each command has a --help of its own. They follow the settings in the environment (JAX_ROPE_ADAPTER, "
+        "JAX_ROPE_IMPLEMENTATION, JAX_ROPE_TRANSPORT, JAX_ROPE_TIME_LIMIT, JAX_ROPE_AUTOTUNE). The exit status is 0, "
+        "1 if something failed, or 2 if the command could not run. A problem is best reported with what 'info --json' "
+        "and 'check --json' print.",
+    )
+    commands = parser.add_subparsers(required=True, title="commands", metavar="COMMAND")
+    add = commands.add_parser("info", help="which adapters WebGPU finds here, and what rope would use and why")
     add.add_argument("--json", action="store_true", help="print one JSON object instead")
     add.add_argument(
         "--measure", action="store_true", help="measure now from which size on webgpu is faster, whatever is known"
     )
     add.set_defaults(run=info)
-    add = commands.add_parser("check", help="whether rotations on this machine's adapters keep the accuracy contract")
+    add = commands.add_parser("check", help="whether rotations on this machine's adapter keep the accuracy contract")
     check.add_arguments(add)
     add.set_defaults(run=check.run)
-    add = commands.add_parser("bench", help="what rotations cost here, against their floors and other libraries'")
+    add = commands.add_parser("bench", help="what rotations cost here, beside floors and other implementations")
     bench.add_arguments(add)
     add.set_defaults(run=bench.run)
     add = commands.add_parser("demo", help="a language model that rotates its queries and keys with rope_qk")

@@ -129,6 +129,9 @@ def read(config: Config | str | os.PathLike[str] | Any, layer_type: str | None =
       layer_type: which kind of layer, where a model has several: by ``rope_parameters`` that name them, or by
         ``rope_local_base_freq`` or ``local_rope_theta`` (``"full_attention"`` and ``"sliding_attention"``).
 
+    Returns:
+      The Rotary of these layers.
+
     Raises:
       TypeError, ValueError: the configuration says something that is not known; the message names the key.
     """

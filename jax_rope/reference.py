@@ -24,6 +24,7 @@ UNITS = 4.0
 SMALLEST = 2.0**-100
 
 Floats = NDArray[np.float64]
+Indices = tuple[np.ndarray, np.ndarray]
 
 
 def rotate(
@@ -70,8 +71,21 @@ def rotate(
     return y
 
 
-def pairs(rotary: Rotary, head_dim: int, *, inverse: bool = False, transpose: bool = False):
-    """Where a head's pairs are read and where they are written: twice (first elements, second elements)."""
+def pairs(rotary: Rotary, head_dim: int, *, inverse: bool = False, transpose: bool = False) -> tuple[Indices, Indices]:
+    """Where a head's pairs are read and where they are written.
+
+    Args:
+      rotary: as in `rotate`.
+      head_dim: of the heads.
+      inverse: as in `rotate`.
+      transpose: as in `rotate`.
+
+    Returns:
+      Twice the indices (of first elements, of second elements).
+
+    Raises:
+      TypeError, ValueError: as `Rotary.window`.
+    """
     count = rotary.window(head_dim) // 2
     i = np.arange(count)
     adjacent = rotary.start + 2 * i, rotary.start + 2 * i + 1
@@ -82,11 +96,17 @@ def pairs(rotary: Rotary, head_dim: int, *, inverse: bool = False, transpose: bo
 
 
 class Comparison(NamedTuple):
-    """How far a result is from the exact one."""
+    """How far a result is from the exact one.
 
-    units: float  # the largest error of a pair, in units of 2**-24 of its norm
-    steps: int | None  # 16-bit: the most units in the last place of an element that the float32 bound does not excuse
-    holds: bool  # the accuracy contract
+    Attributes:
+      units: the largest error of a pair, in units of 2**-24 of its norm.
+      steps: 16-bit: the most units in the last place of an element that the float32 bound does not excuse; else None.
+      holds: whether the accuracy contract does.
+    """
+
+    units: float
+    steps: int | None
+    holds: bool
 
 
 def compare(
@@ -98,11 +118,25 @@ def compare(
     inverse: bool = False,
     transpose: bool = False,
 ) -> Comparison:
-    """Compares a rotation of x with `rotate`'s ``exact``, both of x's shape.
+    """Compares a rotation of x with the exact one.
 
     A pair that has no exact result, for it began with NaN or infinity, must have none in y either. Where it does, where
     an element outside the window is not x's bit for bit, and where y's dtype or shape is not x's, ``units`` is
     infinite.
+
+    Args:
+      y: the rotated x.
+      exact: what `rotate` returns for it.
+      x: what was rotated.
+      rotary: as in `rotate`.
+      inverse: as in `rotate`.
+      transpose: as in `rotate`.
+
+    Returns:
+      The largest errors, and whether they are within the contract.
+
+    Raises:
+      TypeError, ValueError: as `Rotary.window`.
     """
     y, x = np.asarray(y), np.asarray(x)
     if y.dtype != x.dtype or y.shape != x.shape:
@@ -130,12 +164,34 @@ def compare(
 
 
 def error(y: ArrayLike, exact: Floats, x: ArrayLike, rotary: Rotary = Rotary(), **way: bool) -> float:
-    """`compare`'s largest error of any pair, in units of 2**-24 of the pair's norm."""
+    """The largest error of any pair.
+
+    Args:
+      y: as in `compare`.
+      exact: as in `compare`.
+      x: as in `compare`.
+      rotary: as in `compare`.
+      **way: ``inverse`` and ``transpose``, as in `compare`.
+
+    Returns:
+      `compare`'s ``units``: the error in units of 2**-24 of the pair's norm.
+
+    Raises:
+      TypeError, ValueError: as `Rotary.window`.
+    """
     return compare(y, exact, x, rotary, **way).units
 
 
 def steps(y: ArrayLike, exact: Floats) -> int:
-    """The largest distance of 16-bit floats from the exactly rounded result, in units in the last place."""
+    """The largest distance of 16-bit floats from the exactly rounded result.
+
+    Args:
+      y: float16 or bfloat16.
+      exact: what `rotate` returns for it.
+
+    Returns:
+      The distance, in units in the last place.
+    """
     y = np.asarray(y)
     return int(np.max(np.abs(_ordered(y) - _ordered(_rounded(exact, y.dtype))), initial=0))
 

@@ -136,10 +136,17 @@ class Rotary:
 
     @property
     def depends_on_length(self) -> bool:
+        """Whether the frequencies depend on ``seq_len``, by the rule of ``scaling``."""
         return self.scaling is not None and self.scaling.depends_on_length
 
     def window(self, head_dim: int) -> int:
         """How many elements of a head are rotated.
+
+        Args:
+          head_dim: of the heads to be rotated.
+
+        Returns:
+          ``rotary_dim``, or what it stands for.
 
         Raises:
           TypeError: ``head_dim`` is no integer.
@@ -162,11 +169,14 @@ class Rotary:
         return width
 
     def inv_freq(self, head_dim: int, seq_len: int | None = None) -> np.ndarray:
-        """The frequencies in radians per position, float64 [rotary_dim / 2].
+        """The frequencies.
 
         Args:
           head_dim: of the heads to be rotated.
           seq_len: the length of the row, where ``scaling`` depends on it; ``None`` is one within the original length.
+
+        Returns:
+          Radians per position, float64 ``[rotary_dim / 2]``.
 
         Raises:
           ValueError: the window does not fit.
@@ -177,7 +187,14 @@ class Rotary:
         return np.array([float(omega) for omega in _frequencies(self, self.window(head_dim), self._length(seq_len))])
 
     def attention_factor(self, seq_len: int | None = None) -> float:
-        """The factor on cosine and sine. ``seq_len`` as in `inv_freq`."""
+        """The factor on cosine and sine.
+
+        Args:
+          seq_len: as in `inv_freq`.
+
+        Returns:
+          The factor, 1 but for rules of ``scaling`` that have another.
+        """
         return 1.0 if self.scaling is None else self.scaling.factor_on_attention(self._length(seq_len))
 
     def tables(
@@ -192,6 +209,9 @@ class Rotary:
 
         Returns:
           (cos, sin), float32 ``[..., S, rotary_dim / 2]``.
+
+        Raises:
+          TypeError, ValueError: as in `jax_rope.rope`.
         """
         from .arguments import table_angles
 
@@ -199,15 +219,29 @@ class Rotary:
         return _cos_sin(angles, angles.positions.shape[-1], jnp.dtype(jnp.float32))
 
     def table(self, head_dim: int, seq_len: int | None, inverse: bool) -> np.ndarray:
-        """The frequencies as the kernels take them, uint32 [rotary_dim / 2, 4].
+        """The frequencies as the kernels take them.
 
-        A pair's fraction of a turn per position in 64 bits (high word, low word), its whole turns and its stream of
-        positions (``turns << 8 | stream``), and its factor on cosine and sine (the bits of a float32).
+        Args:
+          head_dim: of the heads to be rotated.
+          seq_len: as in `inv_freq`.
+          inverse: whether for the inverse, whose factor on cosine and sine is the reciprocal.
+
+        Returns:
+          uint32 ``[rotary_dim / 2, 4]``: a pair's fraction of a turn per position in 64 bits (high word, low word), its
+          whole turns and its stream of positions (``turns << 8 | stream``), and its factor on cosine and sine (the bits
+          of a float32).
+
+        Raises:
+          TypeError, ValueError: as `window`; a frequency of 2**23 turns per position or more.
         """
         return _table(self, self.window(head_dim), self._length(seq_len), inverse)
 
     def pair_streams(self) -> tuple[int, ...]:
-        """Which stream of positions each pair follows, for ``sections``."""
+        """Which stream of positions each pair follows, where there are ``sections``.
+
+        Returns:
+          For each pair a number below `streams`.
+        """
         assert self.sections is not None
         if self.section_layout != "interleaved":
             return tuple(stream for stream, count in enumerate(self.sections) for _ in range(count))

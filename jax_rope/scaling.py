@@ -19,7 +19,15 @@ Frequencies = tuple[Decimal, ...]
 
 
 def powers(theta: Decimal, rotary_dim: int) -> Frequencies:
-    """omega_i of all pairs. float64 would not do: its rounding shows as 1e-7 radians at 2**31 positions."""
+    """omega_i of all pairs. float64 would not do: its rounding shows as 1e-7 radians at 2**31 positions.
+
+    Args:
+      theta: the base.
+      rotary_dim: twice the number of pairs.
+
+    Returns:
+      Radians per position, in `DIGITS` decimal digits.
+    """
     with localcontext() as context:
         context.prec = DIGITS
         logarithm = theta.ln()
@@ -48,13 +56,41 @@ class Scaling:
     depends_on_length: ClassVar[bool] = False
 
     def frequencies(self, theta: Decimal, rotary_dim: int, seq_len: int | None) -> Frequencies:
+        """How fast each pair turns.
+
+        Args:
+          theta: the base.
+          rotary_dim: twice the number of pairs.
+          seq_len: the row's length; ``None`` is one within the original length.
+
+        Returns:
+          Radians per position, in `DIGITS` decimal digits.
+
+        Raises:
+          ValueError: the rule is for another number of pairs.
+        """
         return powers(theta, rotary_dim)
 
     def factor_on_attention(self, seq_len: int | None) -> float:
+        """The factor on cosine and sine.
+
+        Args:
+          seq_len: as in `frequencies`.
+
+        Returns:
+          The factor, 1 where the rule has none.
+        """
         return 1.0
 
     def representative(self, seq_len: int | None) -> int | None:
-        """One length for all that give the same frequencies and factor as ``seq_len``, None where none matters."""
+        """One length for all that give the same frequencies and factor.
+
+        Args:
+          seq_len: as in `frequencies`.
+
+        Returns:
+          That length, or None where none matters.
+        """
         return None
 
     def _set(self, **values: object) -> None:
@@ -64,7 +100,11 @@ class Scaling:
 
 @dataclass(frozen=True)
 class Linear(Scaling):
-    """Position interpolation: omega_i / factor (Chen et al., arXiv:2306.15595). Hugging Face: the same."""
+    """Position interpolation: omega_i / factor (Chen et al., arXiv:2306.15595). Hugging Face: the same.
+
+    Attributes:
+      factor: the extended length over the original one, at least 1.
+    """
 
     factor: float
 
@@ -85,6 +125,10 @@ class DynamicNTK(Scaling):
     ``theta * (factor * L / L0 - (factor - 1)) ** (n / (n - 1))``, shorter ones theta itself. Hugging Face takes the
     longest row's L for the whole batch, and older versions kept it for later, shorter batches; here each row has its
     own, and nothing is kept.
+
+    Attributes:
+      factor: how much the base grows with the length, at least 1.
+      original_max_position_embeddings: the original length, in tokens.
     """
 
     factor: float
@@ -129,6 +173,16 @@ class YaRN(Scaling):
     ``m(mscale) / m(mscale_all_dim)`` if both are given (DeepSeek), else by ``m(1)``, where
     ``m(s) = 0.1 * s * ln(factor) + 1``. DeepSeek's softmax scale ``m(mscale_all_dim) ** 2`` is the attention's
     business and not included.
+
+    Attributes:
+      factor: the extended length over the original one, at least 1.
+      original_max_position_embeddings: the original length, in tokens.
+      beta_fast: pairs that make more turns than this within the original length stay as they are.
+      beta_slow: those that make fewer than this are slowed down by ``factor``.
+      truncate: whether the ramp's ends are rounded to whole indices.
+      attention_factor: the factor on cosine and sine, ``None`` for the formula above.
+      mscale: of that formula.
+      mscale_all_dim: of that formula.
     """
 
     factor: float
@@ -198,6 +252,15 @@ class LongRoPE(Scaling):
     ``sqrt(1 + ln(factor) / ln(original length))``, where ``factor`` is the extended length over the original one; by
     ``short_mscale`` or ``long_mscale`` if both are given (Phi-3.5-MoE). Hugging Face switches the whole batch by its
     longest row; here each row has its own length.
+
+    Attributes:
+      short_factor: a divisor for each pair, in rows up to the original length.
+      long_factor: likewise, in longer rows.
+      original_max_position_embeddings: the original length, in tokens.
+      factor: the extended length over the original one; only the factor on cosine and sine depends on it.
+      attention_factor: the factor on cosine and sine, ``None`` for the formula above.
+      short_mscale: the factor on cosine and sine in rows up to the original length, before all others.
+      long_mscale: likewise, in longer rows.
     """
 
     short_factor: tuple[float, ...]
@@ -233,6 +296,14 @@ class LongRoPE(Scaling):
             raise ValueError("short_mscale and long_mscale must be given together")
 
     def is_long(self, seq_len: int | None) -> bool:
+        """Whether a row is longer than the original length.
+
+        Args:
+          seq_len: as in `frequencies`.
+
+        Returns:
+          Whether ``long_factor`` is for it.
+        """
         return self.representative(seq_len) > self.original_max_position_embeddings
 
     def representative(self, seq_len: int | None) -> int:
@@ -265,6 +336,12 @@ class Llama3(Scaling):
     With the original length L0, omega_i stays where ``lambda_i < L0 / high_freq_factor``, becomes omega_i / factor
     where ``lambda_i > L0 / low_freq_factor``, and between them
     ``omega_i * (s + (1 - s) / factor)`` with ``s = (L0 / lambda_i - low) / (high - low)``.
+
+    Attributes:
+      factor: the extended length over the original one, at least 1.
+      low_freq_factor: pairs that make fewer turns than this within the original length are slowed down.
+      high_freq_factor: those that make more than this stay as they are.
+      original_max_position_embeddings: the original length, in tokens.
     """
 
     factor: float
@@ -307,6 +384,10 @@ class Proportional(Scaling):
 
     Not the same as a partial rotation, which divides the exponents by the rotated part of the head: here they are
     divided by all of it, and half pairing pairs elements that lie half a head apart.
+
+    Attributes:
+      proportion: the part of the pairs that turn, from 0 to 1.
+      factor: by which these are slowed down, at least 1.
     """
 
     proportion: float
