@@ -14,7 +14,7 @@ test: $(VENV)/test driver others browser
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "$(if $(FAST),not slow and )$(WITHOUT)not alone"
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "$(if $(FAST),not slow and not soak and )$(WITHOUT)not alone"
 	$(if $(FAST),,$(BIN)/python -m pytest -m alone)
 
 # A virtual environment with the package and one extra.
