@@ -36,7 +36,7 @@ def canonical(
     layout, written = _layouts(rotary.pairing, rotary.start, rotary.window(head_dim) // 2, token_major, inverse)
     batch, length = xs[0].shape[:-3], xs[0].shape[layout.token_axis]
     whole, fractions = _positions(positions, batch, length, rotary)
-    table, frequencies = _table(rotary, head_dim, seq_len, whole, batch, length, inverse)
+    table, frequencies = _table(rotary, head_dim, seq_len, _down(whole, fractions), batch, length, inverse)
     return layout, xs, Angles(whole, table, fractions, frequencies), written
 
 
@@ -83,7 +83,8 @@ def table_angles(
     if not shape:
         raise ValueError(f"positions must be an array [..., S], got shape {np.shape(positions)}")
     whole, fractions = _positions(positions, shape[:-1], shape[-1], rotary)
-    table, frequencies = _table(rotary, head_dim, seq_len, whole, shape[:-1], shape[-1], inverse=False)
+    rounded = _down(whole, fractions)
+    table, frequencies = _table(rotary, head_dim, seq_len, rounded, shape[:-1], shape[-1], inverse=False)
     return Angles(whole, table, fractions, frequencies)
 
 
@@ -227,16 +228,24 @@ def _table_by_length(rotary: Rotary, head_dim: int, lengths, inverse: bool):
     return jnp.where((lengths > original)[..., None, None], long, short)
 
 
+def _down(whole, fractions):
+    """Positions rounded down; their integers are the nearest ones."""
+    return whole if fractions is None else whole - (fractions < 0).astype(np.int32)
+
+
 def _lengths(seq_len, whole, batch: tuple[int, ...], length: int):
     """Each row's length, [...] with leading axes as in `Angles`; NumPy unless it is traced."""
     if seq_len is not None:
         return _checked_lengths(seq_len, batch)
     if not isinstance(whole, jax.core.Tracer):
-        whole = np.asarray(whole)
+        whole = np.asarray(whole, np.int64)
     if whole.size == 0:
         return np.zeros((1,) * len(batch), np.int64)
-    counted = length - 1 if whole.shape[-1] != length else 0
-    return whole.max(axis=(-2, -1)) + (counted + 1)
+    further = length if whole.shape[-1] != length else 1
+    highest = whole.max(axis=(-2, -1))
+    if isinstance(highest, jax.Array):  # a length beyond int32 is as good as its largest
+        highest = jnp.minimum(highest, INT32.max - further)
+    return highest + further
 
 
 def _checked_lengths(seq_len, batch: tuple[int, ...]):

@@ -226,7 +226,7 @@ def _streams(positions: ArrayLike | None, batch: tuple[int, ...], length: int, r
 def _lengths(seq_len: ArrayLike | None, streams: np.ndarray, batch: tuple[int, ...]) -> np.ndarray:
     """The length of each row, with leading axes that broadcast to the batch."""
     if seq_len is None:
-        return np.rint(np.asarray(streams.max(axis=(0, -1), initial=-1), np.float64)).astype(np.int64) + 1
+        return np.floor(np.asarray(streams.max(axis=(0, -1), initial=-1), np.float64)).astype(np.int64) + 1
     lengths = np.asarray(seq_len, np.int64)
     return lengths.reshape((1,) * (len(batch) - lengths.ndim) + lengths.shape)
 

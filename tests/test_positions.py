@@ -6,7 +6,7 @@ import numpy as np
 import oracle
 import pytest
 
-from jax_rope import positions, rope
+from jax_rope import Rotary, positions, rope, scaling
 
 B, S, H, D = 3, 5, 2, 16
 
@@ -203,3 +203,31 @@ def test_left_padded_rows_are_rotated_as_if_alone(implementation, x):
 def test_what_the_helpers_refuse(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+@pytest.mark.parametrize("last", [2**31 - 1, 2**31 - 3])
+@pytest.mark.parametrize("traced", [False, True])
+def test_lengths_at_the_end_of_int32(last, traced, implementation, rng):
+    """A row that ends there is a long one, whether its positions are given, counted from an offset, or traced."""
+    rule = scaling.LongRoPE((1.0,) * 4, (4.0,) * 4, original_max_position_embeddings=16)
+    rotary, long = Rotary(scaling=rule), Rotary(freqs=tuple(1e4 ** -(i / 4) / 4 for i in range(4)))
+    x = jnp.asarray(rng.standard_normal((2, 1, 1, 8)), jnp.float32)
+    factor = rotary.attention_factor(17)
+
+    def rotated(positions):
+        return rope(x, positions, rotary, implementation=implementation)
+
+    for positions in (np.array([[last], [last - 1]], np.int32), np.int32(last)):
+        y = (jax.jit(rotated) if traced else rotated)(positions)
+        expected = factor * rope(x, positions, long, implementation=implementation)
+        np.testing.assert_allclose(np.asarray(y), np.asarray(expected), rtol=0, atol=2e-6)
+
+
+def test_lengths_of_positions_between_integers(implementation, rng):
+    """Counted from an offset or given one by one, they are as long."""
+    rotary = Rotary(scaling=scaling.DynamicNTK(4.0, 4))
+    x = jnp.asarray(rng.standard_normal((4, 1, 8)), jnp.float32)
+    for offset in (0.5, 0.25, 0.75, 3.5):
+        counted = rope(x, offset, rotary, implementation=implementation)
+        given = rope(x, np.float32(offset) + np.arange(4, dtype=np.float32), rotary, implementation=implementation)
+        np.testing.assert_allclose(np.asarray(counted), np.asarray(given), rtol=0, atol=1e-6)
