@@ -48,9 +48,9 @@ def rope(
       rotary: what is rotated, and how fast.
       seq_axis: -3 or -2, the axis of x that counts tokens (or the same axis counted from the front).
       seq_len: the length that ``rotary.scaling`` depends on, if it does: an int, or an integer array that broadcasts to
-        x's leading axes, one for each row; else it is the row's highest position, rounded down, plus one. Where it, or without it the
-        positions, are traced, LongRoPE switches between its two sets of frequencies as the program runs, and
-        DynamicNTK raises.
+        x's leading axes, one for each row; else it is the row's highest position, rounded down, plus one. Where it,
+        or without it the positions, are traced, LongRoPE switches between its two sets of frequencies as the program
+        runs, and DynamicNTK raises.
       inverse: undo the rotation instead, attention factor included.
       implementation: ``"webgpu"``, ``"jnp"``, or ``None`` to choose (see `jax_rope.configure`).
 

@@ -214,12 +214,12 @@ def test_lengths_at_the_end_of_int32(last, traced, implementation, rng):
     x = jnp.asarray(rng.standard_normal((2, 1, 1, 8)), jnp.float32)
     factor = rotary.attention_factor(17)
 
-    def rotated(positions):
-        return rope(x, positions, rotary, implementation=implementation)
+    def rotated(at):
+        return rope(x, at, rotary, implementation=implementation)
 
-    for positions in (np.array([[last], [last - 1]], np.int32), np.int32(last)):
-        y = (jax.jit(rotated) if traced else rotated)(positions)
-        expected = factor * rope(x, positions, long, implementation=implementation)
+    for at in (np.array([[last], [last - 1]], np.int32), np.int32(last)):
+        y = (jax.jit(rotated) if traced else rotated)(at)
+        expected = factor * rope(x, at, long, implementation=implementation)
         np.testing.assert_allclose(np.asarray(y), np.asarray(expected), rtol=0, atol=2e-6)
 
 
