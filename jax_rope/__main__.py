@@ -92,6 +92,7 @@ def _bytes(count: float) -> str:
 
 def gather() -> dict[str, Any]:
     """Versions, adapters, and what would be used, as JSON takes it."""
+    config.check_settings()
     adapter, error = None, None
     try:
         adapter = str(device.choose(config.settings.adapter))

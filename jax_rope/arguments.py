@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .checks import array, one_of, shown
 from .fallback import Tables
 from .layout import Layout
 from .phase import Angles, traced_pair_table
@@ -11,6 +12,7 @@ from .rotary import PAIRINGS, Rotary
 from .scaling import LongRoPE
 
 DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16, jnp.float64)
+FLOATS = "float32, bfloat16, float16 or float64"
 INT32 = np.iinfo(np.int32)
 
 
@@ -27,7 +29,7 @@ def canonical(
     Raises what `jax_rope.rope` documents.
     """
     if not isinstance(rotary, Rotary):
-        raise TypeError(f"rotary must be a Rotary, got {type(rotary).__name__}")
+        raise TypeError(f"rotary must be a Rotary, got {shown(rotary)}")
     xs = tuple(_operand(name, x) for name, x in named.items())
     token_major = _token_major(seq_axis, xs[0].ndim)
     if len(xs) == 2:
@@ -49,19 +51,19 @@ def canonical_tables(
     inverse: bool,
 ) -> tuple[Layout, tuple[jax.Array, ...], Tables, Layout]:
     """As `canonical`, for `jax_rope.rope_cached`."""
-    if pairing not in PAIRINGS:
-        raise ValueError(f"pairing must be one of {', '.join(map(repr, PAIRINGS))}, got {pairing!r}")
+    one_of("pairing", pairing, PAIRINGS)
     x = _operand("x", x)
     token_major = _token_major(seq_axis, x.ndim)
     length, head_dim, batch = x.shape[-3 if token_major else -2], x.shape[-1], x.shape[:-3]
     cos, sin = (_one_table(name, t, batch, length) for name, t in (("cos", cos), ("sin", sin)))
     width = cos.shape[-1]
     if sin.shape[-1] != width:
-        raise ValueError(f"cos and sin must have one shape, got widths {width} and {sin.shape[-1]}")
-    if not (0 < width <= head_dim // 2 or width == head_dim) or (width == head_dim and head_dim % 2):
-        raise ValueError(
-            f"cos and sin must be at most {head_dim // 2} wide, half of head_dim, or {head_dim}, got {width}"
-        )
+        raise ValueError(f"cos and sin must be equally wide, got {width} and {sin.shape[-1]}")
+    if head_dim == 1:
+        raise ValueError("head_dim must be at least 2, got 1")
+    if not 0 < width <= head_dim // 2 and (width != head_dim or head_dim % 2):
+        whole = "" if head_dim % 2 else f" or {head_dim},"
+        raise ValueError(f"cos and sin must be 1 to {head_dim // 2} wide, half of head_dim,{whole} got {width}")
     pairs = width // 2 if width == head_dim else width
     layout, written = _layouts(pairing, 0, pairs, token_major, inverse)
     if width == head_dim and pairing == "interleaved":  # the entries of first elements come first, then the others'
@@ -77,11 +79,12 @@ def table_angles(
     positions: jax.typing.ArrayLike, rotary: Rotary, head_dim: int, seq_len: jax.typing.ArrayLike | None
 ) -> Angles:
     """The angles of positions [..., S], with leading axes as they are."""
-    shape = np.shape(positions)
-    if rotary.sections is not None:
-        shape = shape[1:]
+    positions = _numbers(positions)
+    sectioned = rotary.sections is not None
+    shape = positions.shape[1:] if sectioned else positions.shape
     if not shape:
-        raise ValueError(f"positions must be an array [..., S], got shape {np.shape(positions)}")
+        taken = f"[{rotary.streams}, ..., S], a stream for each section" if sectioned else "[..., S]"
+        raise ValueError(f"positions must be an array {taken}, got shape {positions.shape}")
     whole, fractions = _positions(positions, shape[:-1], shape[-1], rotary)
     rounded = _down(whole, fractions)
     table, frequencies = _table(rotary, head_dim, seq_len, rounded, shape[:-1], shape[-1], inverse=False)
@@ -91,7 +94,7 @@ def table_angles(
 def _layouts(pairing: str, start: int, pairs: int, token_major: bool, inverse: bool) -> tuple[Layout, Layout]:
     """How pairs are read, and how they are written."""
     if not isinstance(inverse, bool | np.bool_):
-        raise TypeError(f"inverse must be True or False, known while tracing, got {type(inverse).__name__}")
+        raise TypeError(f"inverse must be True or False, known while tracing, got {shown(inverse)}")
     read, written = pairing != "half", pairing == "interleaved"
     if inverse:
         read, written = written, read
@@ -100,9 +103,7 @@ def _layouts(pairing: str, start: int, pairs: int, token_major: bool, inverse: b
 
 
 def _one_table(name: str, table: jax.typing.ArrayLike, batch: tuple[int, ...], length: int) -> jax.Array:
-    table = jnp.asarray(table)
-    if table.dtype not in DTYPES:
-        raise TypeError(f"{name} must be floats, got {table.dtype}")
+    table = _floats(name, table)
     lead = _aligned(table.shape[:-2], batch)
     if lead is None or table.ndim < 2 or table.shape[-2] != length:
         raise ValueError(
@@ -123,16 +124,17 @@ def _inverted(tables: Tables, pairs: int) -> Tables:
 
 
 def _operand(name: str, x: jax.typing.ArrayLike) -> jax.Array:
-    what = getattr(x, "dtype", type(x).__name__)
-    try:
-        array = jnp.asarray(x)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} must be an array of float32, bfloat16, float16 or float64, got {what}") from error
-    if array.dtype not in DTYPES:
-        raise TypeError(f"{name} must be float32, bfloat16, float16 or float64, got {what}")
-    if array.ndim < 3:
-        raise ValueError(f"{name} must have at least 3 axes, [..., S, H, D] or [..., H, S, D], got shape {array.shape}")
-    return array
+    x = _floats(name, x)
+    if x.ndim < 3:
+        raise ValueError(f"{name} must have at least 3 axes, [..., S, H, D] or [..., H, S, D], got shape {x.shape}")
+    return x
+
+
+def _floats(name: str, values: jax.typing.ArrayLike) -> jax.Array:
+    floats = array(name, values, f"an array of {FLOATS}")
+    if floats.dtype not in DTYPES:
+        raise TypeError(f"{name} must be {FLOATS}, got {getattr(values, 'dtype', floats.dtype)}")
+    return floats
 
 
 def _token_major(seq_axis: int, rank: int) -> bool:
@@ -140,7 +142,7 @@ def _token_major(seq_axis: int, rank: int) -> bool:
         axis = seq_axis - rank if seq_axis >= 0 else seq_axis
         if axis in (-3, -2):
             return axis == -3
-    raise ValueError(f"seq_axis must be -3 for [..., S, H, D] or -2 for [..., H, S, D], got {seq_axis!r}")
+    raise ValueError(f"seq_axis must be -3 for [..., S, H, D] or -2 for [..., H, S, D], got {shown(seq_axis)}")
 
 
 def _check_alike(q: jax.Array, k: jax.Array, head_axis: int) -> None:
@@ -152,7 +154,7 @@ def _check_alike(q: jax.Array, k: jax.Array, head_axis: int) -> None:
         return shape[:heads] + shape[heads + 1 :]
 
     if apart_from_heads(q.shape) != apart_from_heads(k.shape):
-        raise ValueError(f"q and k may differ only in their number of heads, got q {q.shape} and k {k.shape}")
+        raise ValueError(f"q and k must be alike but for their number of heads, got q {q.shape} and k {k.shape}")
 
 
 def _positions(positions, batch: tuple[int, ...], length: int, rotary: Rotary):
@@ -162,13 +164,13 @@ def _positions(positions, batch: tuple[int, ...], length: int, rotary: Rotary):
     positions = _numbers(positions)
     whole, fractions = _integers(positions) if jnp.issubdtype(positions.dtype, jnp.integer) else _split(positions)
     if rotary.sections is None:
-        shape = _broadcastable("None, a scalar, [S] or [..., S]", positions.shape, batch, length)
+        shape = _broadcastable("None, a scalar, [S] or [..., S]", positions.shape, 0, batch, length)
         shape = (*shape[:-1], 1, shape[-1])
         return whole.reshape(shape), None if fractions is None else fractions.reshape(shape)
     taken = f"None, a scalar, or [{rotary.streams}, ..., S], a stream for each section,"
     if positions.ndim and positions.shape[0] != rotary.streams:
         raise ValueError(f"positions must be {taken} got shape {positions.shape}")
-    shape = _broadcastable(taken, positions.shape[1:], batch, length)
+    shape = _broadcastable(taken, positions.shape, 1, batch, length)
 
     def arranged(array):
         streams = rotary.streams if positions.ndim else 1
@@ -177,15 +179,21 @@ def _positions(positions, batch: tuple[int, ...], length: int, rotary: Rotary):
     return arranged(whole), None if fractions is None else arranged(fractions)
 
 
-def _broadcastable(taken: str, shape: tuple[int, ...], batch: tuple[int, ...], length: int) -> tuple[int, ...]:
-    """The shape [..., S] of positions, or [..., 1] for an offset, with as many leading axes as the batch has."""
+def _broadcastable(
+    taken: str, given: tuple[int, ...], streams: int, batch: tuple[int, ...], length: int
+) -> tuple[int, ...]:
+    """The shape [..., S] of positions, or [..., 1] for an offset, with as many leading axes as the batch has.
+
+    ``streams`` is the number of axes that come before those.
+    """
+    shape = given[streams:]
     if not shape:
         return (1,) * (len(batch) + 1)
     lead = _aligned(shape[:-1], batch)
     if lead is None or shape[-1] != length:
         raise ValueError(
             f"positions must be {taken} that broadcasts to the batch, "
-            f"got shape {shape} for batch {batch} and S = {length}"
+            f"got shape {given} for batch {batch} and S = {length}"
         )
     return (*lead, length)
 
@@ -220,8 +228,8 @@ def _table_by_length(rotary: Rotary, head_dim: int, lengths, inverse: bool):
     rule = rotary.scaling
     if not isinstance(rule, LongRoPE):
         raise ValueError(
-            f"seq_len must be known while tracing for {type(rule).__name__}: "
-            f"it is traced, or follows from positions that are"
+            f"seq_len must be known while tracing for {type(rule).__name__}, "
+            f"got one that is traced or follows from traced positions"
         )
     original = rule.original_max_position_embeddings
     short, long = (rotary.table(head_dim, n, inverse) for n in (original, original + 1))
@@ -249,9 +257,15 @@ def _lengths(seq_len, whole, batch: tuple[int, ...], length: int):
 
 
 def _checked_lengths(seq_len, batch: tuple[int, ...]):
-    lengths = seq_len if isinstance(seq_len, jax.core.Tracer) else np.asarray(seq_len)
+    try:
+        lengths = seq_len if isinstance(seq_len, jax.core.Tracer) else np.asarray(seq_len)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"seq_len must be an integer or an array of integers, got {shown(seq_len)}") from error
     if not jnp.issubdtype(lengths.dtype, jnp.integer):
-        raise TypeError(f"seq_len must be an integer or integers, got {lengths.dtype}")
+        what = getattr(seq_len, "dtype", shown(seq_len))
+        if isinstance(seq_len, int) and not isinstance(seq_len, bool):
+            raise ValueError(f"seq_len must fit into int64, got {what}")
+        raise TypeError(f"seq_len must be an integer or an array of integers, got {what}")
     lead = _aligned(lengths.shape, batch)
     if lead is None:
         raise ValueError(f"seq_len must be a scalar or broadcast to the batch {batch}, got shape {lengths.shape}")
@@ -261,15 +275,18 @@ def _checked_lengths(seq_len, batch: tuple[int, ...]):
 def _numbers(positions) -> jax.Array | np.ndarray:
     """An array of integers or floats; NumPy's, in the machine's byte order, unless it is traced or floats of JAX's."""
     if isinstance(positions, np.ma.MaskedArray):
-        raise TypeError("positions must not be a masked array")
+        raise TypeError("positions must be a number or an array, got a masked array")
     if not isinstance(positions, jax.Array | np.ndarray):
         try:
             traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(positions))
-            positions = jnp.asarray(positions) if traced else np.asarray(positions)
+            numbers = jnp.asarray(positions) if traced else np.asarray(positions)
         except (TypeError, ValueError) as error:
-            raise TypeError(f"positions must be a number or an array, got {type(positions).__name__}") from error
-        if positions.dtype == object and all(isinstance(p, int) for p in positions.ravel()):
-            raise ValueError(f"positions must fit into int32, got {positions.min()} to {positions.max()}")
+            raise TypeError(f"positions must be a number or an array, got {shown(positions)}") from error
+        if numbers.dtype == object and numbers.size and all(isinstance(p, int) for p in numbers.ravel()):
+            raise _beyond_int32(numbers)
+        if numbers.dtype.kind in "OSU":
+            raise TypeError(f"positions must be a number or an array, got {shown(positions)}")
+        positions = numbers
     kind = positions.dtype
     if jnp.issubdtype(kind, jnp.integer):
         return positions if isinstance(positions, jax.core.Tracer) else np.asarray(positions)
@@ -287,22 +304,27 @@ def _integers(positions):
         return positions.astype(np.int32), None
     if isinstance(positions, jax.core.Tracer):
         if limits.min == 0:
-            raise TypeError(f"positions that are traced must be signed integers or floats, got {positions.dtype}")
+            raise TypeError(f"positions must be signed integers or floats where they are traced, got {positions.dtype}")
         fits = (positions >= INT32.min) & (positions <= INT32.max)
         return positions.astype(np.int32), jnp.where(fits, jnp.float32(0), jnp.float32(jnp.nan))
     if positions.size and not (positions.min() >= INT32.min and positions.max() <= INT32.max):
-        raise ValueError(f"positions must fit into int32, got {positions.min()} to {positions.max()}")
+        raise _beyond_int32(positions)
     return positions.astype(np.int32), None
+
+
+def _beyond_int32(positions: jax.Array | np.ndarray) -> ValueError:
+    extremes = dict.fromkeys(map(shown, (positions.min(), positions.max())))
+    return ValueError(f"positions must fit into int32, got {' to '.join(extremes)}")
 
 
 def _split(positions):
     """Floats into the nearest int32 and a fraction from -1/2 to 1/2, NaN where there is none such."""
     xp = jnp if isinstance(positions, jax.Array) else np
-    if xp is np and not np.all(np.isfinite(positions)):
-        raise ValueError("positions must be finite")
+    if xp is np and not np.all(finite := np.isfinite(positions)):
+        raise ValueError(f"positions must be finite, got {positions[~finite].flat[0]}")
     # 2**31 - 1/2 is no float32: there the bound is 2**31.
     valid = (positions >= -(2.0**31)) & (positions < 2.0**31 - 0.5)
     if xp is np and not np.all(valid):
-        raise ValueError(f"positions must fit into int32, got {positions.min()} to {positions.max()}")
+        raise _beyond_int32(positions)
     whole = xp.where(valid, xp.round(positions), 0)
     return whole.astype(np.int32), xp.where(valid, positions - whole, xp.nan)

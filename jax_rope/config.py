@@ -10,6 +10,8 @@ import jax
 import numpy as np
 from jax.sharding import AxisType
 
+from .checks import shown
+
 if TYPE_CHECKING:
     from .webgpu.device import Adapter
 
@@ -85,7 +87,7 @@ def configure(
 
         if adapter is not None:
             if not isinstance(adapter, str | device.Adapter):
-                raise TypeError(f"adapter must be an Adapter, a part of its name or None, got {adapter!r}")
+                raise TypeError(f"adapter must be an Adapter, a part of its name or None, got {shown(adapter)}")
             device.choose(str(adapter))
     with _choosing:  # nothing changes in the middle of a measurement
         if adapter is not _KEEP:
@@ -114,6 +116,12 @@ def check_process() -> None:
         )
 
 
+def check_settings() -> None:
+    """Raises the ValueError of a setting that calls would raise as they run, where it is no plain error."""
+    transport()
+    time_limit()
+
+
 def choose(requested: str | None, dtypes: Iterable[object], xs: Sequence[jax.Array]) -> str:
     """The implementation of one call, ``"webgpu"`` or ``"jnp"``, given its operands and the dtypes they came with."""
     _check(requested, "implementation")
@@ -128,6 +136,7 @@ def choose(requested: str | None, dtypes: Iterable[object], xs: Sequence[jax.Arr
             raise TypeError("implementation 'webgpu' takes float32, bfloat16 or float16, got float64: use 'jnp'")
         from .webgpu import offload
 
+        check_settings()
         offload.rotator(settings.adapter)
     return requested
 
@@ -181,7 +190,7 @@ def _seconds(value: object, name: str) -> float:
     except (TypeError, ValueError):
         seconds = 0.0
     if not seconds > 0 or isinstance(value, bool):
-        raise ValueError(f"{name} must be a number of seconds above 0 or None, got {value!r}")
+        raise ValueError(f"{name} must be a number of seconds above 0{_or_none(name)}, got {shown(value)}")
     return seconds
 
 
@@ -205,7 +214,13 @@ def cores() -> int:
 
 def _check(value: str | None, name: str, known: tuple[str, ...] = IMPLEMENTATIONS) -> None:
     if value is not None and value not in known:
-        raise ValueError(f"{name} must be {', '.join(map(repr, known))} or None, got {value!r}")
+        joint = " or " if name.isupper() else ", "
+        raise ValueError(f"{name} must be {joint.join(map(repr, known))}{_or_none(name)}, got {shown(value)}")
+
+
+def _or_none(name: str) -> str:
+    """How a message goes on about None, which in the environment is a name that is not set."""
+    return ", or not set" if name.isupper() else " or None"
 
 
 def automatic() -> Choice:

@@ -2,10 +2,12 @@
 
 import json
 import logging
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .checks import shown
 from .scaling import DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Scaling, YaRN
 
 if TYPE_CHECKING:
@@ -143,19 +145,20 @@ def read(config: Config | str | os.PathLike[str] | Any, layer_type: str | None =
         if family in families:
             config = silent | config
     if family in _BEYOND_FAMILIES:
-        raise ValueError(f"model_type is {config['model_type']!r}, whose rotation one Rotary cannot describe")
+        raise ValueError(f"model_type must be one whose rotation one Rotary can describe, got {config['model_type']!r}")
     for key in _BEYOND:
         if config.get(key):
-            raise ValueError(f"{key} is {config[key]!r}, which one Rotary cannot describe; take a config without it")
+            raise ValueError(f"{key} must be absent, as one Rotary cannot describe it, got {shown(config[key])}")
     if config.get("rope_ratio", 1) != 1:
-        raise ValueError(f"rope_ratio must be 1 or absent, got {config['rope_ratio']!r}: its meaning varies by model")
+        got = shown(config["rope_ratio"])
+        raise ValueError(f"rope_ratio must be 1 or absent, as its meaning varies by model, got {got}")
     rope = _layer(config, family, layer_type)
     rule = _rule(rope)
     rotary_dim = _window(config, rope, rule, layer_type)
     theta = _number("rope_theta", rope.get("rope_theta", _first(config, *_THETAS, otherwise=1e4)))
     if rule == "dynamic" and "alpha" in rope:  # HunYuan: the rule's name notwithstanding, the length does not matter
         if rotary_dim is None or rotary_dim <= 2:
-            raise ValueError(f"alpha needs head_dim to be known and above 2, got rotary_dim {rotary_dim}")
+            raise ValueError(f"head_dim must be known and above 2 for alpha, got rotary_dim {rotary_dim}")
         theta *= _number("alpha", rope["alpha"]) ** (rotary_dim / (rotary_dim - 2))
         rule = "default"
     sections, layout = _sections(family, rope, rotary_dim)
@@ -177,7 +180,7 @@ def _as_dict(config: Any) -> Config:
         config = config.to_dict()
     if not isinstance(config, dict):
         raise TypeError(
-            f"config must be a dict, the path of a config.json or an object with to_dict(), got {type(config).__name__}"
+            f"config must be a dict, the path of a config.json or an object with to_dict(), got {shown(config)}"
         )
     return {key: value for key, value in config.items() if value is not None}
 
@@ -196,13 +199,15 @@ def _first(values: Config, *keys: str, otherwise: Any = None) -> Any:
 
 def _number(key: str, value: Any) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise TypeError(f"{key} must be a number, got {value!r}")
+        raise TypeError(f"{key} must be a number, got {shown(value)}")
+    if not math.isfinite(value):
+        raise ValueError(f"{key} must be finite, got {value}")
     return float(value)
 
 
-def _need(values: Config, key: str, why: str) -> Any:
+def _need(values: Config, key: str, whose: str) -> Any:
     if key not in values:
-        raise ValueError(f"{key} is missing: {why} takes it, and there are only {sorted(values)}")
+        raise ValueError(f"{key} must be given for {whose}, got only {shown(sorted(values))}")
     return values[key]
 
 
@@ -215,7 +220,7 @@ def _say_once(message: str) -> None:
 def _given(config: Config, form: str) -> Config:
     given = config.get(form, {})
     if not isinstance(given, dict):
-        raise TypeError(f"{form} must be a dict or null, got {given!r}")
+        raise TypeError(f"{form} must be a dict or null, got {shown(given)}")
     given = {key: value for key, value in given.items() if value is not None}
     if "type" in given:
         given.setdefault("rope_type", given["type"])
@@ -228,8 +233,13 @@ def _layer(config: Config, family: str, layer_type: str | None) -> Config:
     old, new = _given(config, "rope_scaling"), _given(config, "rope_parameters")
     layers = {kind: _given(new, kind) for kind in new if isinstance(new[kind], dict)}
     for key in old:
-        if layers or new.get(key, old[key]) != old[key]:
-            raise ValueError(f"rope_scaling and rope_parameters differ, got {old} and {new}; give one of them")
+        if layers:  # which of them would it scale?
+            raise ValueError(f"rope_scaling must be absent where rope_parameters names layers, got {shown([*old])}")
+        if new.get(key, old[key]) != old[key]:
+            raise ValueError(
+                f"rope_scaling and rope_parameters must be alike where both are given, "
+                f"got {key} {shown(old[key])} and {shown(new[key])}"
+            )
     rope = {kind: value for kind, value in new.items() if kind not in layers} | old
     if layers:
         layers = {kind: rope | layer for kind, layer in layers.items()}
@@ -240,10 +250,10 @@ def _layer(config: Config, family: str, layer_type: str | None) -> Config:
     else:
         layer_types = config.get("layer_types")
         if layer_type is not None and layer_types and layer_type not in layer_types:
-            raise ValueError(f"layer_type must be one of {sorted(set(layer_types))} or None, got {layer_type!r}")
+            raise ValueError(f"layer_type must be one of {sorted(set(layer_types))} or None, got {shown(layer_type)}")
         return rope
     if layer_type not in layers:
-        raise ValueError(f"layer_type must be one of {sorted(layers)}, the rotary layers here, got {layer_type!r}")
+        raise ValueError(f"layer_type must be one of {sorted(layers)}, the rotary layers here, got {shown(layer_type)}")
     return layers[layer_type]
 
 
@@ -252,13 +262,13 @@ def _rule(rope: Config) -> str:
     if rule == "su" or (rule == "yarn" and "short_factor" in rope):  # Phi-3's first names for it
         rule = "longrope"
     if not isinstance(rule, str) or rule not in _RULES:
-        raise ValueError(f"rope_type must be one of {', '.join(_RULES)}, got {rule!r}")
+        raise ValueError(f"rope_type must be one of {', '.join(_RULES)}, got {shown(rule)}")
     known = _NO_RULE.union(*_RULES.values())
     for key in sorted(rope.keys() - _EVERY_RULE - _RULES[rule]):
         if key not in known:
-            raise ValueError(f"{key} is no key that a frequency rule takes, got {rope[key]!r} beside {rule!r}")
+            raise ValueError(f"{key} must be absent, as no frequency rule takes it, got {shown(rope[key])}")
         if "rope_type" not in rope and key not in _NO_RULE | {"original_max_position_embeddings"}:
-            raise ValueError(f"rope_type is missing: {key} is {rope[key]!r}, and no rule is named that takes it")
+            raise ValueError(f"rope_type must be a rule that takes {key}, got none")
         _say_once(f"{key} is ignored: the rule {rule!r} does not use it")
     if rule == "dynamic" and {"alpha", "factor"} <= rope.keys():
         _say_once("factor is ignored: the rule 'dynamic' does not use it beside alpha")
@@ -284,7 +294,7 @@ def _window(config: Config, rope: Config, rule: str, layer_type: str | None) -> 
     if part == 1:
         return head
     if head is None:
-        raise ValueError(f"head_dim is missing: partial_rotary_factor is {part:g}, and the head's size is not known")
+        raise ValueError(f"head_dim must be known for partial_rotary_factor {part:g}, got None")
     width = int(head * part)
     if width <= 0 or width % 2 or width > head:
         raise ValueError(f"partial_rotary_factor must leave an even part of head_dim {head}, got {part:g}")
@@ -318,7 +328,7 @@ def _scaling(config: Config, rope: Config, rule: str) -> Scaling | None:
         keys = ("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim")
         return YaRN(factor(), original(), **given(*keys))
     if rule == "longrope":
-        factors = (tuple(need("short_factor")), tuple(need("long_factor")))
+        factors = (need("short_factor"), need("long_factor"))
         return LongRoPE(*factors, original(), factor(), **given("attention_factor", "short_mscale", "long_mscale"))
     if rule == "llama3":
         return Llama3(need("factor"), need("low_freq_factor"), need("high_freq_factor"), original())
@@ -333,11 +343,14 @@ def _sections(family: str, rope: Config, rotary_dim: int | None) -> tuple[tuple[
     if sections is None:
         return None, "contiguous"
     if family == "hunyuan_vl":
-        raise ValueError(f"mrope_section is {sections!r}, which {family} deals out as one Rotary cannot describe")
+        raise ValueError(
+            f"mrope_section must be absent for {family}, which deals it out as one Rotary cannot describe, "
+            f"got {shown(sections)}"
+        )
     if not isinstance(sections, list | tuple) or not all(isinstance(count, int) for count in sections):
-        raise TypeError(f"mrope_section must be a list of numbers of pairs, got {sections!r}")
+        raise TypeError(f"mrope_section must be a list of numbers of pairs, got {shown(sections)}")
     if rotary_dim is not None and 2 * sum(sections) != rotary_dim:
-        raise ValueError(f"mrope_section must add up to the {rotary_dim // 2} rotated pairs, got {sections}")
+        raise ValueError(f"mrope_section must add up to the {rotary_dim // 2} rotated pairs, got {shown(sections)}")
     in_turn = _first(rope, "mrope_interleaved", "interleaved", otherwise=family in _INTERLEAVED_SECTIONS)
     return tuple(sections), "interleaved" if in_turn else "contiguous"
 

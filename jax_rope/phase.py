@@ -56,7 +56,10 @@ def pair_table(frequencies: Sequence[Decimal], amplitude: float, streams: Sequen
             turns = int((omega / TWO_PI * 2**64).to_integral_value())
             whole, fraction = divmod(turns, 2**64)
             if not -limit <= whole < limit:
-                raise ValueError(f"frequencies must be below {limit} turns per position, got {omega:.6g} radians")
+                raise ValueError(
+                    f"frequencies must be below {2 * math.pi * limit:.3g} radians per position in size, "
+                    f"got {float(omega):g}"
+                )
             packed = whole << STREAM_BITS | stream
             table[i, :3] = fraction >> 32, fraction & 0xFFFFFFFF, packed & 0xFFFFFFFF
     table[:, 3] = np.float32(amplitude).view(np.uint32)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .checks import integer, one_of, shown
 from .phase import STREAM_BITS, cos_sin, pair_table
 from .scaling import Frequencies, Scaling, powers
 
@@ -62,26 +63,29 @@ class Rotary:
     def __post_init__(self) -> None:
         if not isinstance(self.theta, numbers.Real) or isinstance(self.theta, bool):
             raise TypeError(
-                f"theta must be a number known while tracing (pass freqs for a traced one), got {_what(self.theta)}"
+                f"theta must be a number known while tracing (pass freqs for a traced one), got {shown(self.theta)}"
             )
-        if not 1e-6 <= self.theta <= 1e300:
-            raise ValueError(f"theta must be from 1e-6 to 1e300, got {self.theta}")
+        if not 1e-6 <= (float(self.theta) if isinstance(self.theta, np.floating) else self.theta) <= 1e300:
+            raise ValueError(f"theta must be from 1e-6 to 1e300, got {shown(self.theta)}")
         self._set(theta=float(self.theta))
-        _one_of("pairing", self.pairing, PAIRINGS)
+        one_of("pairing", self.pairing, PAIRINGS)
         if self.rotary_dim is not None:
-            self._set(rotary_dim=_integer("rotary_dim", self.rotary_dim))
+            self._set(rotary_dim=integer("rotary_dim", self.rotary_dim))
             if self.rotary_dim <= 0 or self.rotary_dim % 2:
-                raise ValueError(f"rotary_dim must be even and above 0, got {self.rotary_dim}")
-        self._set(start=_integer("start", self.start))
+                raise ValueError(f"rotary_dim must be even and above 0, got {shown(self.rotary_dim)}")
+        self._set(start=integer("start", self.start))
         if self.start < 0:
-            raise ValueError(f"start must not be negative, got {self.start}")
+            raise ValueError(f"start must be at least 0, got {shown(self.start)}")
         if self.scaling is not None and not isinstance(self.scaling, Scaling):
-            raise TypeError(f"scaling must be a rule from jax_rope.scaling or None, got {_what(self.scaling)}")
-        _one_of("section_layout", self.section_layout, SECTION_LAYOUTS)
+            raise TypeError(f"scaling must be a rule from jax_rope.scaling or None, got {shown(self.scaling)}")
+        one_of("section_layout", self.section_layout, SECTION_LAYOUTS)
         if self.sections is not None:
             self._set(sections=_sections(self.sections))
             if tuple(map(self.pair_streams().count, range(self.streams))) != self.sections:
-                raise ValueError(f"sections {self.sections} cannot be interleaved: the first must be the longest")
+                raise ValueError(
+                    f"sections must have the longest first, and the others short enough to take turns, "
+                    f"for section_layout 'interleaved', got {shown(self.sections)}"
+                )
         if self.freqs is not None:
             self._take_freqs()
 
@@ -91,7 +95,9 @@ class Rotary:
 
     def _take_freqs(self) -> None:
         if self.scaling is not None:
-            raise ValueError("freqs and scaling exclude each other: freqs are the frequencies themselves")
+            raise ValueError(
+                f"scaling must be None beside freqs, which are the frequencies themselves, got {shown(self.scaling)}"
+            )
         if isinstance(self.freqs, jax.Array):
             if self.freqs.ndim != 1 or self.freqs.dtype not in (jnp.float32, jnp.float64):
                 raise TypeError(
@@ -102,13 +108,21 @@ class Rotary:
             try:
                 values = tuple(float(f) for f in self.freqs)
             except (TypeError, ValueError) as error:
-                raise TypeError(f"freqs must be numbers or a float array [pairs], got {_what(self.freqs)}") from error
-            if not all(map(math.isfinite, values)):
-                raise ValueError("freqs must be finite")
+                raise TypeError(f"freqs must be numbers or a float array [pairs], got {shown(self.freqs)}") from error
+            except OverflowError as error:
+                raise ValueError("freqs must be finite, got a number beyond float64") from error
+            for value in values:
+                if not math.isfinite(value):
+                    raise ValueError(f"freqs must be finite, got {value}")
             self._set(freqs=values)
             count = len(values)
-        if count == 0 or self.rotary_dim not in (None, 2 * count):
-            raise ValueError(f"freqs must have one entry for each of rotary_dim / 2 pairs, got {count} entries")
+        if count == 0:
+            raise ValueError("freqs must have at least one entry, got 0")
+        if self.rotary_dim is not None and self.rotary_dim != 2 * count:
+            raise ValueError(
+                f"freqs must have {self.rotary_dim // 2} entries, one for each pair of rotary_dim {self.rotary_dim}, "
+                f"got {count}"
+            )
         self._set(rotary_dim=2 * count)
 
     @classmethod
@@ -152,20 +166,22 @@ class Rotary:
           TypeError: ``head_dim`` is no integer.
           ValueError: the window does not fit into ``head_dim``, or what it leaves is odd.
         """
-        head_dim = _integer("head_dim", head_dim)
+        head_dim = integer("head_dim", head_dim)
         if self.rotary_dim is None:
             width = head_dim - self.start
             if width <= 0 or width % 2:
                 raise ValueError(
-                    f"rotary_dim is all of the head from start on, which must be even and above 0, "
-                    f"got head_dim {head_dim} with start {self.start}"
+                    f"head_dim must leave an even number above 0 from start {self.start} on where rotary_dim is None, "
+                    f"got {head_dim}"
                 )
         else:
             width = self.rotary_dim
             if self.start + width > head_dim:
-                raise ValueError(f"rotary_dim {width} from start {self.start} on does not fit into head_dim {head_dim}")
+                raise ValueError(
+                    f"rotary_dim must fit into head_dim {head_dim} from start {self.start} on, got {width}"
+                )
         if self.sections is not None and sum(self.sections) != width // 2:
-            raise ValueError(f"sections must add up to {width // 2} pairs, got {self.sections}")
+            raise ValueError(f"sections must add up to {width // 2} pairs, got {shown(self.sections)}")
         return width
 
     def inv_freq(self, head_dim: int, seq_len: int | None = None) -> np.ndarray:
@@ -183,7 +199,7 @@ class Rotary:
           TypeError: ``freqs`` is an array; it is what this would return.
         """
         if isinstance(self.freqs, jax.Array):
-            raise TypeError("freqs is an array: it is itself what inv_freq would return")
+            raise TypeError("freqs must be numbers for inv_freq, got an array, which is itself what it would return")
         return np.array([float(omega) for omega in _frequencies(self, self.window(head_dim), self._length(seq_len))])
 
     def attention_factor(self, seq_len: int | None = None) -> float:
@@ -253,27 +269,16 @@ class Rotary:
         return None if self.scaling is None else self.scaling.representative(seq_len)
 
 
-def _what(value: object) -> str:
-    return repr(value) if isinstance(value, str | int | float | tuple | list) else type(value).__name__
-
-
-def _one_of(name: str, value: object, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
-
-
-def _integer(name: str, value: object) -> int:
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
-        raise TypeError(f"{name} must be an integer known while tracing, got {_what(value)}")
-    return int(value)
-
-
 def _sections(value: object) -> tuple[int, ...]:
     if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str):
-        raise TypeError(f"sections must be a tuple of numbers of pairs, got {_what(value)}")
-    sections = tuple(_integer("sections", count) for count in value)
-    if not sections or min(sections) < 0 or len(sections) >= 1 << STREAM_BITS:
-        raise ValueError(f"sections must be numbers of pairs, none negative, got {sections}")
+        raise TypeError(f"sections must be a tuple of numbers of pairs, got {shown(value)}")
+    for count in value:
+        if not isinstance(count, numbers.Integral) or isinstance(count, bool):
+            raise TypeError(f"sections must be integers, got {shown(count)}")
+    sections, most = tuple(map(int, value)), (1 << STREAM_BITS) - 1
+    if not 0 < len(sections) <= most or min(sections) < 0:
+        got = f"{len(sections)} of them" if not 0 < len(sections) <= most else shown(min(sections))
+        raise ValueError(f"sections must be 1 to {most} numbers of pairs, none negative, got {got}")
     return sections
 
 

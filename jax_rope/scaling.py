@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from decimal import Decimal, localcontext
 from typing import ClassVar
 
+from .checks import shown
 from .phase import DIGITS, TWO_PI
 
 Frequencies = tuple[Decimal, ...]
@@ -34,18 +35,40 @@ def powers(theta: Decimal, rotary_dim: int) -> Frequencies:
         return tuple((logarithm * (-2 * i) / rotary_dim).exp() for i in range(rotary_dim // 2))
 
 
-def _number(name: str, value: object, least: float | None = None) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(number := float(value)):
-        raise TypeError(f"{name} must be a finite number, got {value!r}")
+def _number(name: str, value: object, least: float | None = None, what: str = "a number") -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be {what}, got {shown(value)}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"{name} must be finite, got {shown(value)}")
     if least is not None and number < least:
-        raise ValueError(f"{name} must be at least {least:g}, got {value}")
+        raise ValueError(f"{name} must be at least {least:g}, got {shown(value)}")
     return number
+
+
+def _above_0(name: str, value: object, what: str = "a number") -> float:
+    number = _number(name, value, what=what)
+    if number <= 0:
+        raise ValueError(f"{name} must be above 0, got {shown(value)}")
+    return number
+
+
+def _factors(name: str, values: object) -> tuple[float, ...]:
+    what = "numbers, one for each pair"
+    try:
+        each: tuple[object, ...] = tuple(values)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise TypeError(f"{name} must be {what}, got {shown(values)}") from error
+    return tuple(_above_0(name, value, what) for value in each)
 
 
 def _length(name: str, value: object) -> int:
     number = _number(name, value, least=1)
     if number != int(number):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
+        raise TypeError(f"{name} must be an integer, got {shown(value)}")
     return int(number)
 
 
@@ -204,9 +227,9 @@ class YaRN(Scaling):
             beta_slow=_number("beta_slow", self.beta_slow),
         )
         if not 0 < self.beta_slow <= self.beta_fast:
-            raise ValueError(f"beta_slow must be above 0 and at most beta_fast, got {self.beta_slow}, {self.beta_fast}")
+            raise ValueError(f"beta_slow must be above 0 and at most beta_fast {self.beta_fast}, got {self.beta_slow}")
         if not isinstance(self.truncate, bool):
-            raise TypeError(f"truncate must be True or False, got {self.truncate!r}")
+            raise TypeError(f"truncate must be True or False, got {shown(self.truncate)}")
         for name in ("attention_factor", "mscale", "mscale_all_dim"):
             if getattr(self, name) is not None:
                 self._set(**{name: _number(name, getattr(self, name), least=0)})
@@ -229,6 +252,8 @@ class YaRN(Scaling):
             return tuple(scaled(i, omega) for i, omega in enumerate(powers(theta, rotary_dim)))
 
     def _index(self, turns: Decimal, theta: Decimal, rotary_dim: int) -> Decimal:
+        if theta == 1:
+            raise ValueError("theta must not be 1 for YaRN, whose frequencies would all be alike, got 1.0")
         return rotary_dim * (self.original_max_position_embeddings / (turns * TWO_PI)).ln() / (2 * theta.ln())
 
     def factor_on_attention(self, seq_len: int | None) -> float:
@@ -275,16 +300,14 @@ class LongRoPE(Scaling):
 
     def __post_init__(self) -> None:
         for name in ("short_factor", "long_factor"):
-            self._set(**{name: tuple(_number(name, f, least=0) for f in getattr(self, name))})
-            if not all(getattr(self, name)):
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+            self._set(**{name: _factors(name, getattr(self, name))})
         if len(self.short_factor) != len(self.long_factor):
             raise ValueError(
                 f"short_factor and long_factor must be equally long, got {len(self.short_factor)} "
                 f"and {len(self.long_factor)}"
             )
         self._set(
-            factor=_number("factor", self.factor),
+            factor=_above_0("factor", self.factor),
             original_max_position_embeddings=_length(
                 "original_max_position_embeddings", self.original_max_position_embeddings
             ),
@@ -293,7 +316,11 @@ class LongRoPE(Scaling):
             if getattr(self, name) is not None:
                 self._set(**{name: _number(name, getattr(self, name), least=0)})
         if (self.short_mscale is None) != (self.long_mscale is None):
-            raise ValueError("short_mscale and long_mscale must be given together")
+            raise ValueError(
+                f"short_mscale and long_mscale must be given together, got {self.short_mscale} and {self.long_mscale}"
+            )
+        if self.factor > 1 and self.original_max_position_embeddings == 1:
+            raise ValueError("original_max_position_embeddings must be above 1 for a factor above 1, got 1")
 
     def is_long(self, seq_len: int | None) -> bool:
         """Whether a row is longer than the original length.
@@ -360,8 +387,8 @@ class Llama3(Scaling):
         )
         if not 0 < self.low_freq_factor < self.high_freq_factor:
             raise ValueError(
-                f"low_freq_factor must be above 0 and below high_freq_factor, got {self.low_freq_factor}, "
-                f"{self.high_freq_factor}"
+                f"low_freq_factor must be above 0 and below high_freq_factor {self.high_freq_factor}, "
+                f"got {self.low_freq_factor}"
             )
 
     def frequencies(self, theta: Decimal, rotary_dim: int, seq_len: int | None) -> Frequencies:
@@ -394,11 +421,9 @@ class Proportional(Scaling):
     factor: float = 1.0
 
     def __post_init__(self) -> None:
-        self._set(
-            proportion=_number("proportion", self.proportion, least=0), factor=_number("factor", self.factor, least=1)
-        )
-        if self.proportion > 1:
-            raise ValueError(f"proportion must be at most 1, got {self.proportion}")
+        self._set(proportion=_number("proportion", self.proportion), factor=_number("factor", self.factor, least=1))
+        if not 0 <= self.proportion <= 1:
+            raise ValueError(f"proportion must be from 0 to 1, got {self.proportion}")
 
     def frequencies(self, theta: Decimal, rotary_dim: int, seq_len: int | None) -> Frequencies:
         turning = int(self.proportion * rotary_dim / 2)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_rope import Rotary, adapters, config, configure, rope, rope_qk
+from jax_rope import Rotary, adapters, checks, config, configure, rope, rope_qk
 from jax_rope.webgpu import device, offload
 
 X = jnp.zeros((2, 5, 3, 8))
@@ -25,11 +25,19 @@ def traced(f, *arguments):
         ({"x": jnp.zeros((2, 5, 3, 8), jnp.complex64)}, TypeError, "x must be float32, .* got complex64"),
         ({"x": "x"}, TypeError, "x must be an array"),
         ({"x": None}, TypeError, "x must be an array"),
-        ({"x": jnp.zeros((2, 5, 3, 7))}, ValueError, "rotary_dim .* even and above 0, got head_dim 7"),
-        ({"rotary": Rotary(rotary_dim=10)}, ValueError, "rotary_dim 10 from start 0 on does not fit into head_dim 8"),
-        ({"rotary": Rotary(rotary_dim=4, start=6)}, ValueError, "rotary_dim 4 from start 6 on does not fit"),
-        ({"rotary": Rotary(start=8)}, ValueError, "head_dim 8 with start 8"),
-        ({"rotary": 10_000.0}, TypeError, "rotary must be a Rotary, got float"),
+        (
+            {"x": jnp.zeros((2, 5, 3, 7))},
+            ValueError,
+            "head_dim must leave an even number above 0 from start 0 on .* None, got 7",
+        ),
+        ({"rotary": Rotary(rotary_dim=10)}, ValueError, "rotary_dim must fit into head_dim 8 from start 0 on, got 10"),
+        (
+            {"rotary": Rotary(rotary_dim=4, start=6)},
+            ValueError,
+            "rotary_dim must fit into head_dim 8 from start 6 on, got 4",
+        ),
+        ({"rotary": Rotary(start=8)}, ValueError, "head_dim must leave .* from start 8 on .* got 8"),
+        ({"rotary": 10_000.0}, TypeError, "rotary must be a Rotary, got 10000.0"),
         ({"positions": np.zeros((4,), int)}, ValueError, r"positions .* got shape \(4,\) .* S = 5"),
         ({"positions": np.zeros((3, 5), int)}, ValueError, r"positions .* got shape \(3, 5\) for batch \(2,\)"),
         ({"positions": np.zeros((2, 1), int)}, ValueError, r"positions .* got shape \(2, 1\)"),
@@ -37,19 +45,23 @@ def traced(f, *arguments):
         ({"positions": np.zeros((5,), bool)}, TypeError, "positions must be integers, float32 or float64"),
         ({"positions": True}, TypeError, "positions must be integers, float32 or float64"),
         ({"positions": jnp.zeros((5,), jnp.bfloat16)}, TypeError, "positions .* merge positions above 256"),
-        ({"positions": "far"}, TypeError, "positions must be integers"),
+        ({"positions": "far"}, TypeError, "positions must be a number or an array, got 'far'"),
+        ({"positions": [1, None]}, TypeError, r"positions must be a number or an array, got \[1, None\]"),
         ({"positions": 2**31}, ValueError, "positions must fit into int32, got 2147483648"),
-        ({"positions": np.array([0, 1, 2, 3, 2**31])}, ValueError, "positions must fit into int32"),
+        ({"positions": np.array([0, 1, 2, 3, 2**31])}, ValueError, "must fit into int32, got 0 to 2147483648"),
         ({"positions": 1e10}, ValueError, "positions must fit into int32"),
-        ({"positions": np.nan}, ValueError, "positions must be finite"),
-        ({"positions": 2**100}, ValueError, "positions must fit into int32"),
-        ({"positions": [[1, 2], [3]]}, TypeError, "positions must be a number or an array, got list"),
-        ({"positions": np.ma.arange(5)}, TypeError, "positions must not be a masked array"),
+        ({"positions": np.nan}, ValueError, "positions must be finite, got nan"),
+        ({"positions": np.array([0, 1, -np.inf, 3, 4])}, ValueError, "positions must be finite, got -inf"),
+        ({"positions": 2**100}, ValueError, r"positions must fit into int32, got 1.268e\+30\s"),
+        ({"positions": [[1, 2], [3]]}, TypeError, r"positions must be a number or an array, got \[\[1, 2\], \[3\]\]"),
+        ({"positions": np.ma.arange(5)}, TypeError, "positions must be a number or an array, got a masked array"),
         ({"x": np.zeros((5, 1, 8), np.longdouble)}, TypeError, "x must be .* got (longdouble|float128)"),
         ({"x": np.zeros((5, 1, 8), object)}, TypeError, "x must be an array of .* got object"),
         ({"seq_axis": -1}, ValueError, "seq_axis must be -3 .* got -1"),
         ({"seq_axis": 0}, ValueError, "seq_axis must be -3 .* got 0"),
-        ({"inverse": 1}, TypeError, "inverse must be True or False"),
+        ({"inverse": 1}, TypeError, "inverse must be True or False, known while tracing, got 1"),
+        ({"seq_len": [[1], [2, 3]]}, TypeError, r"seq_len must be an integer or an array of integers, got \[\[1\]"),
+        ({"seq_len": 2**100}, ValueError, r"seq_len must fit into int64, got 1.268e\+30"),
         ({"implementation": "cuda"}, ValueError, "implementation must be 'webgpu', 'jnp' or None, got 'cuda'"),
     ],
 )
@@ -61,7 +73,9 @@ def test_rope(arguments, error, message):
 
 def test_traced_unsigned_positions():
     """Which of them lie beyond int32 cannot be known."""
-    with pytest.raises(TypeError, match="positions that are traced must be signed integers"):
+    with pytest.raises(
+        TypeError, match="positions must be signed integers or floats where they are traced, got uint32"
+    ):
         traced(lambda p: rope(X, p), jnp.zeros(5, jnp.uint32))
 
 
@@ -69,9 +83,9 @@ def test_traced_unsigned_positions():
     ("k", "error", "message"),
     [
         (jnp.zeros((2, 5, 1, 8), jnp.bfloat16), TypeError, "q and k must have one dtype, got q float32 and k bfloat16"),
-        (jnp.zeros((2, 5, 1, 6)), ValueError, "q and k may differ only in their number of heads"),
-        (jnp.zeros((2, 4, 3, 8)), ValueError, "q and k may differ only in their number of heads"),
-        (jnp.zeros((5, 3, 8)), ValueError, "q and k may differ only in their number of heads"),
+        (jnp.zeros((2, 5, 1, 6)), ValueError, "q and k must be alike but for their number of heads, got q .* and k "),
+        (jnp.zeros((2, 4, 3, 8)), ValueError, "q and k must be alike but for their number of heads"),
+        (jnp.zeros((5, 3, 8)), ValueError, "q and k must be alike but for their number of heads"),
         (jnp.zeros((2, 5, 3, 8), jnp.int8), TypeError, "k must be float32"),
     ],
 )
@@ -86,8 +100,8 @@ def test_rope_qk(k, error, message):
         ({"rotary_dim": 5}, ValueError, "rotary_dim must be even and above 0, got 5"),
         ({"rotary_dim": 0}, ValueError, "rotary_dim must be even and above 0, got 0"),
         ({"rotary_dim": 4.0}, TypeError, "rotary_dim must be an integer"),
-        ({"start": -1}, ValueError, "start must not be negative, got -1"),
-        ({"start": None}, TypeError, "start must be an integer"),
+        ({"start": -1}, ValueError, "start must be at least 0, got -1"),
+        ({"start": None}, TypeError, "start must be an integer known while tracing, got None"),
         (
             {"pairing": "neox"},
             ValueError,
@@ -96,13 +110,51 @@ def test_rope_qk(k, error, message):
         ({"theta": 0}, ValueError, "theta must be from 1e-6 to 1e300, got 0"),
         ({"theta": float("inf")}, ValueError, "theta must be from 1e-6 to 1e300, got inf"),
         ({"theta": "10000"}, TypeError, "theta must be a number"),
-        ({"theta": 10**400}, ValueError, "theta must be from 1e-6 to 1e300"),
+        ({"theta": 10**400}, ValueError, r"theta must be from 1e-6 to 1e300, got 1.000e\+400$"),
+        ({"theta": -(10**5000)}, ValueError, r"theta must be from 1e-6 to 1e300, got -1.000e\+5000$"),
         ({"theta": 1e-300}, ValueError, "theta must be from 1e-6 to 1e300"),
     ],
 )
 def test_rotary(arguments, error, message):
     with pytest.raises(error, match=message):
         Rotary(**arguments)
+
+
+@pytest.mark.parametrize("rotary", [Rotary(), Rotary(sections=(2, 2))])
+@pytest.mark.parametrize(
+    ("positions", "error", "message"),
+    [
+        (3, ValueError, r"positions must be an array \[.*S\].* got shape \(\)"),
+        (None, TypeError, "positions must be a number or an array, got None"),
+        ([[1, 2], [3]], TypeError, r"positions must be a number or an array, got \[\[1, 2\], \[3\]\]"),
+    ],
+)
+def test_tables(rotary, positions, error, message):
+    with pytest.raises(error, match=message):
+        rotary.tables(positions, 8)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (np.int64(3), "3"),
+        (np.float32(0.5), "0.5"),
+        (True, "True"),
+        (10**20, "1.000e+20"),
+        (None, "None"),
+        ((1,), "(1,)"),
+        ([1, "a", (2.5, None)], "[1, 'a', (2.5, None)]"),
+        (np.zeros(3), "an array"),
+        (jnp.zeros(3), "an array"),
+        (len, "builtin_function_or_method"),
+        ("x" * 999, f"'{'x' * 75} ..."),
+        (list(range(999)), f"{str(list(range(999)))[:76]} ..."),
+    ],
+)
+def test_what_a_message_shows(value, expected):
+    """One line of at most 80 characters."""
+    assert checks.shown(value) == expected
+    assert len(expected) <= 80
 
 
 def test_float64_on_webgpu(x64):

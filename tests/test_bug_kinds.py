@@ -411,11 +411,11 @@ def test_partial_rotation_is_not_proportional(implementation):
 def test_odd_sizes_are_refused_at_once(shape):
     """Not when a kernel runs, nor only where the program is compiled."""
     x = jax.ShapeDtypeStruct(shape, jnp.float32)
-    with pytest.raises(ValueError, match="which must be even and above 0, got head_dim"):
+    with pytest.raises(ValueError, match="head_dim must leave an even number above 0 from start 0 on"):
         jax.eval_shape(rope, x)
     with pytest.raises(ValueError, match="rotary_dim must be even and above 0, got 5"):
         Rotary(rotary_dim=5)
-    with pytest.raises(ValueError, match="which must be even"):
+    with pytest.raises(ValueError, match="head_dim must leave an even number above 0 from start 1 on"):
         jax.eval_shape(lambda x: rope(x, 0, Rotary(start=1)), jax.ShapeDtypeStruct((2, 1, 8), jnp.float32))
 
 

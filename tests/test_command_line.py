@@ -36,6 +36,14 @@ def test_info_json():
     assert (found["implementation"], found["from_bytes"], found["reason"]) == ("webgpu", 0, "it was configured")
 
 
+@pytest.mark.parametrize("arguments", [["info"], ["check", "--quick"]])
+@pytest.mark.parametrize("name", ["TIME_LIMIT", "TRANSPORT"])
+def test_a_setting_that_is_wrong(arguments, name):
+    done = command(*arguments, **{f"JAX_ROPE_{name}": "abc"})
+    assert done.returncode == 2
+    assert f"error: JAX_ROPE_{name} must be" in done.stderr
+
+
 def test_info_reads_well(capsys):
     assert __main__.main(["info"]) == 0
     printed = capsys.readouterr().out
@@ -94,7 +102,7 @@ def test_info_says_why_nothing_was_measured(monkeypatch, capsys, cache):
 def test_info_checks_the_environment():
     done = command("info", JAX_ROPE_AUTOTUNE="yes")
     assert done.returncode == 2
-    assert "error: JAX_ROPE_AUTOTUNE must be '0', '1' or None, got 'yes'" in done.stderr
+    assert "error: JAX_ROPE_AUTOTUNE must be '0' or '1', or not set, got 'yes'" in done.stderr
 
 
 def test_info_without_an_adapter(monkeypatch, capsys, caplog):

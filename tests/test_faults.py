@@ -316,5 +316,9 @@ def test_time_limit(monkeypatch):
         with pytest.raises(ValueError, match="time_limit must be a number of seconds above 0 or None, got"):
             jax_rope.configure(time_limit=bad)
     monkeypatch.setattr(config.settings, "time_limit", "never")
-    with pytest.raises(ValueError, match="JAX_ROPE_TIME_LIMIT must be a number"):
+    with pytest.raises(
+        ValueError, match="JAX_ROPE_TIME_LIMIT must be a number of seconds above 0, or not set, got 'never'"
+    ):
         config.time_limit()
+    with pytest.raises(ValueError, match="JAX_ROPE_TIME_LIMIT must be a number"):
+        jax.eval_shape(lambda x: rope(x, implementation="webgpu"), jnp.ones((3, 2, 8)))  # while tracing

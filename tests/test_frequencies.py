@@ -112,10 +112,17 @@ def test_sections_under_vmap_and_with_float_positions(implementation, rng):
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: Rotary(sections=(2, -1)), ValueError, "sections must be numbers of pairs, none negative"),
+        (lambda: Rotary(sections=(2, -1)), ValueError, "sections must be 1 to 255 numbers of pairs, .* got -1"),
         (lambda: Rotary(sections=8), TypeError, "sections must be a tuple"),
-        (lambda: Rotary(sections=(2.0, 2)), TypeError, "sections must be an integer"),
-        (lambda: Rotary(sections=(2, 4, 2), section_layout="interleaved"), ValueError, "cannot be interleaved"),
+        (lambda: Rotary(sections=()), ValueError, "sections must be 1 to 255 numbers of pairs, .* got 0 of them"),
+        (lambda: Rotary(sections=(1,) * 300), ValueError, "none negative, got 300 of them$"),
+        (lambda: Rotary(sections=(2.0, 2)), TypeError, "sections must be integers, got 2.0"),
+        (
+            lambda: Rotary(sections=(2, 4, 2), section_layout="interleaved"),
+            ValueError,
+            "longest first, .* got .2, 4, 2.$",
+        ),
+        (lambda: Rotary(sections=(3, 3, 1), section_layout="interleaved"), ValueError, "short enough to take turns"),
         (lambda: Rotary(section_layout="diagonal"), ValueError, "section_layout must be one of"),
         (
             lambda: rope(jnp.zeros((5, 1, 16)), 0, Rotary(sections=(2, 2))),
@@ -126,6 +133,16 @@ def test_sections_under_vmap_and_with_float_positions(implementation, rng):
             lambda: rope(jnp.zeros((5, 1, 8)), np.zeros((3, 5), int), Rotary(sections=(2, 2))),
             ValueError,
             r"positions must be .* \[2, ..., S\], a stream for each section, got shape \(3, 5\)",
+        ),
+        (
+            lambda: rope(jnp.zeros((3, 5, 1, 8)), np.zeros((2, 3, 4), int), Rotary(sections=(2, 2))),
+            ValueError,
+            r"a stream for each section, that broadcasts .* got shape \(2, 3, 4\) for batch \(3,\) and S = 5",
+        ),
+        (
+            lambda: Rotary(sections=(2, 2)).tables(np.zeros(2, int), 8),
+            ValueError,
+            r"positions must be an array \[2, ..., S\], a stream for each section, got shape \(2,\)",
         ),
         (
             lambda: rope(jnp.zeros((5, 1, 8)), np.zeros(5, int), Rotary(sections=(2, 2))),
@@ -288,15 +305,24 @@ def test_learned_frequencies_have_a_gradient(implementation, rng):
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: Rotary(freqs=(1.0,), scaling=scaling.Linear(2)), ValueError, "freqs and scaling exclude each other"),
-        (lambda: Rotary(freqs=()), ValueError, "freqs must have one entry"),
-        (lambda: Rotary(freqs=(1.0, 2.0), rotary_dim=8), ValueError, "freqs must have one entry .* got 2 entries"),
+        (lambda: Rotary(freqs=(1.0,), scaling=scaling.Linear(2)), ValueError, "scaling must be None .* got Linear"),
+        (lambda: Rotary(freqs=()), ValueError, "freqs must have at least one entry, got 0"),
+        (
+            lambda: Rotary(freqs=(1.0, 2.0), rotary_dim=8),
+            ValueError,
+            "freqs must have 4 entries, .* of rotary_dim 8, got 2",
+        ),
         (lambda: Rotary(freqs="fast"), TypeError, "freqs must be numbers"),
-        (lambda: Rotary(freqs=(1.0, float("nan"))), ValueError, "freqs must be finite"),
+        (lambda: Rotary(freqs=(1.0, float("nan"))), ValueError, "freqs must be finite, got nan"),
+        (lambda: Rotary(freqs=(10**400,)), ValueError, "freqs must be finite, got a number beyond float64"),
         (lambda: Rotary(freqs=jnp.ones((2, 2))), TypeError, "freqs must be float32 or float64"),
         (lambda: Rotary(freqs=jnp.ones(2, jnp.bfloat16)), TypeError, "freqs must be float32 or float64"),
-        (lambda: rope(jnp.ones((1, 1, 4)), 0, Rotary(freqs=(1.0,) * 4)), ValueError, "does not fit into head_dim 4"),
-        (lambda: Rotary(freqs=jnp.ones(2)).inv_freq(4), TypeError, "freqs is an array"),
+        (
+            lambda: rope(jnp.ones((1, 1, 4)), 0, Rotary(freqs=(1.0,) * 4)),
+            ValueError,
+            "must fit into head_dim 4 .* got 8",
+        ),
+        (lambda: Rotary(freqs=jnp.ones(2)).inv_freq(4), TypeError, "freqs must be numbers for inv_freq"),
     ],
 )
 def test_frequencies_that_are_refused(make, error, message):

@@ -186,9 +186,11 @@ def test_old_and_new_forms_are_equal(rule):
 
 def test_both_forms_must_agree():
     assert scaled(YARN, rope_parameters={**YARN, "rope_theta": 1e6}).theta == 1e6
-    with pytest.raises(ValueError, match="rope_scaling and rope_parameters differ"):
+    with pytest.raises(ValueError, match=r"rope_parameters must be alike .* given, got factor 4\.0 and 8\.0"):
         scaled(YARN, rope_parameters={**YARN, "factor": 8.0})
-    with pytest.raises(ValueError, match="rope_scaling and rope_parameters differ"):  # which layers would it scale?
+    with pytest.raises(
+        ValueError, match="rope_scaling must be absent where rope_parameters names layers"
+    ):  # which layers would it scale?
         Rotary.from_hf(
             {**LLAMA, "rope_scaling": YARN, "rope_parameters": {"sliding_attention": {}}}, "sliding_attention"
         )
@@ -294,9 +296,21 @@ def test_no_part_is_taken_of_latent_attention_s_part():
     assert (rotary.rotary_dim, rotary.start) == (64, 0)
 
 
+def test_numbers_that_are_not_finite():
+    for key in ("rope_theta", "partial_rotary_factor"):
+        with pytest.raises(ValueError, match=f"{key} must be finite, got inf"):
+            Rotary.from_hf({**LLAMA, key: math.inf})
+
+
+def test_alpha_without_a_head():
+    config = {"model_type": "hunyuan_v1_dense", "rope_scaling": {"type": "dynamic", "alpha": 1000.0}}
+    with pytest.raises(ValueError, match="head_dim must be known and above 2 for alpha, got rotary_dim None"):
+        Rotary.from_hf(config)
+
+
 def test_unknown_head():
     assert Rotary.from_hf({"model_type": "llama"}) == Rotary(pairing="half")
-    with pytest.raises(ValueError, match=r"head_dim is missing: partial_rotary_factor is 0\.5"):
+    with pytest.raises(ValueError, match=r"head_dim must be known for partial_rotary_factor 0\.5, got None"):
         Rotary.from_hf({"model_type": "llama", "partial_rotary_factor": 0.5})
 
 
@@ -314,7 +328,7 @@ def test_unknown_rule(rope):
 
 @pytest.mark.parametrize("rule", RULES, ids=[rule["rope_type"] for rule in RULES])
 def test_unknown_key(rule):
-    with pytest.raises(ValueError, match=r"beta_medium is no key .* got 3"):
+    with pytest.raises(ValueError, match=r"^beta_medium must be absent, as no frequency rule takes it, got 3"):
         scaled({**rule, "beta_medium": 3})
 
 
@@ -344,14 +358,14 @@ def test_used_keys_are_not_named(said):
 )
 def test_missing_keys(rule, key):
     (rope,) = (r for r in RULES if r["rope_type"] == rule)
-    with pytest.raises(ValueError, match=rf"^{key} is missing: the rule '{rule}' takes it"):
+    with pytest.raises(ValueError, match=rf"^{key} must be given for the rule '{rule}', got only \["):
         scaled({k: v for k, v in rope.items() if k != key})
 
 
 def test_missing_length_and_rule():
-    with pytest.raises(ValueError, match="max_position_embeddings is missing"):
+    with pytest.raises(ValueError, match=r"^max_position_embeddings must be given for the rule 'dynamic'"):
         scaled({"rope_type": "dynamic", "factor": 2.0}, max_position_embeddings=None)
-    with pytest.raises(ValueError, match="rope_type is missing"):
+    with pytest.raises(ValueError, match="rope_type must be a rule that takes factor, got none"):
         scaled({"factor": 2.0})
 
 
@@ -363,6 +377,7 @@ def test_missing_length_and_rule():
         ({**LLAMA, "rope_scaling": "yarn"}, "rope_scaling"),
         ({**LLAMA, "rope_scaling": {"mrope_section": 64}}, "mrope_section"),
         ({**LLAMA, "rope_scaling": {"rope_type": "linear", "factor": "4"}}, "factor"),
+        ({**LLAMA, "rope_scaling": {"rope_type": "longrope", "short_factor": 1, "long_factor": [1]}}, "^short_factor"),
     ],
 )
 def test_values_of_the_wrong_type(config, key):
@@ -381,7 +396,7 @@ def test_values_of_the_wrong_type(config, key):
     ],
 )
 def test_what_one_rotary_cannot_describe(config, key):
-    with pytest.raises(ValueError, match=rf"^{key} "):
+    with pytest.raises(ValueError, match=rf"^{key} must be "):
         Rotary.from_hf(config)
 
 

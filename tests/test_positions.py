@@ -1,6 +1,7 @@
 """Every form of positions, against the oracle and against one another."""
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import oracle
@@ -147,6 +148,15 @@ def test_from_offsets():
     np.testing.assert_array_equal(positions.from_offsets(5, 2), [5, 6])
 
 
+def test_lengths_that_are_arrays_or_have_names():
+    np.testing.assert_array_equal(positions.from_offsets(5, jnp.int32(2)), [5, 6])
+    (n,) = jax.export.symbolic_shape("n")
+    exported = jax.export.export(jax.jit(lambda x: positions.from_offsets(5, x.shape[0])))(
+        jax.ShapeDtypeStruct((n,), jnp.float32)
+    )
+    np.testing.assert_array_equal(exported.call(jnp.zeros(3)), [5, 6, 7])
+
+
 def test_from_segment_ids(rng):
     """allenai/OLMo-core PR#591: packed documents begin at 0."""
     ids = rng.integers(0, 3, (4, 50))
@@ -194,10 +204,29 @@ def test_left_padded_rows_are_rotated_as_if_alone(implementation, x):
     ("make", "error", "message"),
     [
         (lambda: positions.from_offsets(1.5, 3), TypeError, "offsets must be integers, got float32"),
+        (lambda: positions.from_offsets("a", 3), TypeError, "offsets must be integers in int32, got 'a'"),
+        (lambda: positions.from_offsets(None, 3), TypeError, "offsets must be integers in int32, got None"),
+        (lambda: positions.from_offsets(2**40, 3), ValueError, "offsets must be integers in int32, got 1099511627776"),
+        (lambda: positions.from_offsets(1, -3), ValueError, "length must be at least 0, got -3"),
+        (lambda: positions.from_offsets(1, 2.5), TypeError, "length must be an integer known while tracing, got 2.5"),
+        (
+            lambda: jax.jit(positions.from_offsets)(1, 2),
+            TypeError,
+            "length must be .* known while tracing, got a traced one",
+        ),
+        (lambda: positions.from_cu_seqlens([0, 2], -1), ValueError, "total must be at least 0, got -1"),
+        (lambda: positions.from_cu_seqlens(None, 2), TypeError, "cu_seqlens must be integers in int32, got None"),
+        (
+            lambda: positions.from_segment_ids([[1], [2, 3]]),
+            TypeError,
+            r"segment_ids must be .* got \[\[1\], \[2, 3\]\]",
+        ),
         (lambda: positions.from_segment_ids(3), ValueError, r"segment_ids must be \[..., S\], got a scalar"),
         (lambda: positions.from_segment_ids(np.ones(3)), TypeError, "segment_ids must be integers"),
         (lambda: positions.from_cu_seqlens(np.zeros((2, 2), int), 3), ValueError, r"cu_seqlens must be \[N \+ 1\]"),
-        (lambda: positions.from_mask(np.ones(3)), TypeError, "mask must be booleans or integers"),
+        (lambda: positions.from_mask(np.ones(3)), TypeError, "mask must be booleans or integers, got float"),
+        (lambda: positions.from_mask(None), TypeError, "mask must be booleans or integers, got None"),
+        (lambda: positions.from_mask(True), ValueError, r"mask must be \[..., S\], got a scalar"),
     ],
 )
 def test_what_the_helpers_refuse(make, error, message):
@@ -231,3 +260,18 @@ def test_lengths_of_positions_between_integers(implementation, rng):
         counted = rope(x, offset, rotary, implementation=implementation)
         given = rope(x, np.float32(offset) + np.arange(4, dtype=np.float32), rotary, implementation=implementation)
         np.testing.assert_allclose(np.asarray(counted), np.asarray(given), rtol=0, atol=1e-6)
+
+
+def test_known_positions_are_checked():
+    """What would wrap around int32, or make no boundaries."""
+    with pytest.raises(ValueError, match="offsets, counted to the rows' ends, must fit into int32, got 2147483647 to"):
+        positions.from_offsets([2**31 - 1], 3)
+    np.testing.assert_array_equal(positions.from_offsets([2**31 - 3], 3), [[2**31 - 3, 2**31 - 2, 2**31 - 1]])
+    with pytest.raises(ValueError, match="segment_ids must fit into int32, got 0 to 4294967296"):
+        positions.from_segment_ids(np.array([0, 2**32]))
+    for bad in ([1, 5], [0, 5, 3], [0, 9]):
+        with pytest.raises(
+            ValueError, match="cu_seqlens must begin with 0, never fall and end at total 7 at most, got"
+        ):
+            positions.from_cu_seqlens(np.array(bad), 7)
+    jax.jit(lambda at: positions.from_offsets(at, 3))(np.array([2**31 - 1], np.int32))  # what is traced is not known

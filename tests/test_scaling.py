@@ -252,7 +252,7 @@ def test_an_empty_batch_with_lengths(implementation, name):
 def test_traced_positions_and_dynamic_ntk():
     rotary = BY_LENGTH["dynamic"]
     x = jnp.zeros((3, 2, 8))
-    with pytest.raises(ValueError, match="seq_len must be known while tracing for DynamicNTK"):
+    with pytest.raises(ValueError, match="seq_len must be known while tracing for DynamicNTK, got one that is traced"):
         jax.make_jaxpr(lambda p: rope(x, p, rotary))(jnp.int32(3))
     jax.make_jaxpr(lambda p: rope(x, p, rotary, seq_len=50))(jnp.int32(3))
 
@@ -261,19 +261,49 @@ def test_traced_positions_and_dynamic_ntk():
     ("make", "error", "message"),
     [
         (lambda: scaling.Linear(0.5), ValueError, "factor must be at least 1, got 0.5"),
-        (lambda: scaling.Linear("4"), TypeError, "factor must be a finite number, got '4'"),
+        (lambda: scaling.Linear("4"), TypeError, "factor must be a number, got '4'"),
+        (lambda: scaling.Linear(float("inf")), ValueError, "factor must be finite, got inf"),
+        (lambda: scaling.Linear(10**400), ValueError, r"factor must be finite, got 1.000e\+400"),
         (lambda: scaling.DynamicNTK(2, 0), ValueError, "original_max_position_embeddings must be at least 1, got 0"),
         (lambda: scaling.DynamicNTK(2, 0.5 + 1), TypeError, "original_max_position_embeddings must be an integer"),
-        (lambda: scaling.YaRN(2, 64, beta_fast=1, beta_slow=2), ValueError, "beta_slow must be .* at most beta_fast"),
-        (lambda: scaling.YaRN(2, 64, truncate=0), TypeError, "truncate must be True or False"),
+        (
+            lambda: scaling.YaRN(2, 64, beta_fast=1, beta_slow=2),
+            ValueError,
+            "beta_slow must be above 0 and at most beta_fast 1.0, got 2.0",
+        ),
+        (lambda: scaling.YaRN(2, 64, truncate=0), TypeError, "truncate must be True or False, got 0"),
         (lambda: scaling.LongRoPE((1.0,), (1.0, 2.0), 64), ValueError, "must be equally long, got 1 and 2"),
-        (lambda: scaling.LongRoPE((0.0,), (1.0,), 64), ValueError, "short_factor must be above 0"),
-        (lambda: scaling.LongRoPE((1.0,), (1.0,), 64, short_mscale=2), ValueError, "must be given together"),
-        (lambda: scaling.Llama3(8, 4, 1, 8192), ValueError, "low_freq_factor must be above 0 and below high"),
-        (lambda: scaling.Proportional(1.5), ValueError, "proportion must be at most 1, got 1.5"),
+        (lambda: scaling.LongRoPE((0.0,), (1.0,), 64), ValueError, "short_factor must be above 0, got 0.0"),
+        (lambda: scaling.LongRoPE((1.0, -1.0), (1.0, 1.0), 64), ValueError, "short_factor must be above 0, got -1.0"),
+        (
+            lambda: scaling.LongRoPE(1.0, (1.0,), 64),
+            TypeError,
+            "short_factor must be numbers, one for each pair, got 1.0",
+        ),
+        (lambda: scaling.LongRoPE(np.float32(2), (1.0,), 64), TypeError, "short_factor must be numbers, .* got 2.0"),
+        (lambda: scaling.LongRoPE((1.0,), "1", 64), TypeError, "long_factor must be numbers, .* got '1'"),
+        (lambda: scaling.LongRoPE((1.0,), (None,), 64), TypeError, "long_factor must be numbers, .* got None"),
+        (lambda: scaling.LongRoPE((1.0,), (1.0,), 64, -3), ValueError, "factor must be above 0, got -3"),
+        (lambda: scaling.LongRoPE((1.0,), (1.0,), 64, 0), ValueError, "factor must be above 0, got 0"),
+        (
+            lambda: scaling.LongRoPE((1.0,), (1.0,), 64, short_mscale=2),
+            ValueError,
+            "short_mscale and long_mscale must be given together, got 2.0 and None",
+        ),
+        (
+            lambda: scaling.Llama3(8, 4, 1, 8192),
+            ValueError,
+            "low_freq_factor must be above 0 and below high_freq_factor 1.0, got 4.0",
+        ),
+        (lambda: scaling.Proportional(1.5), ValueError, "proportion must be from 0 to 1, got 1.5"),
+        (lambda: scaling.Proportional(-1), ValueError, "proportion must be from 0 to 1, got -1.0"),
         (lambda: Rotary(scaling="yarn"), TypeError, "scaling must be a rule .* got 'yarn'"),
         (lambda: BY_LENGTH["longrope"].inv_freq(16, 5), ValueError, "must have 8 entries, got 4"),
-        (lambda: rope(jnp.zeros((2, 3, 1, 8)), seq_len=2.5), TypeError, "seq_len must be an integer"),
+        (
+            lambda: rope(jnp.zeros((2, 3, 1, 8)), seq_len=2.5),
+            TypeError,
+            "seq_len must be an integer or an array of integers, got 2.5",
+        ),
         (
             lambda: rope(jnp.zeros((2, 3, 1, 8)), seq_len=[1, 2, 3]),
             ValueError,

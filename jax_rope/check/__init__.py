@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Returns the exit status: 0, 1 if a case failed, or 2 with a sentence on standard error."""
     try:
+        config.check_settings()
         targets = _targets(arguments.adapter or config.settings.adapter, arguments.all)
     except (RuntimeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -125,14 +125,20 @@ class Device:
 
     def __init__(self, name: str | None = None, number: int = 0):
         self.adapter, known = matching(name)[number]
-        # A device consumes the handle that it is requested from, says WebGPU; wgpu is more lenient than others.
-        handle = wgpu.gpu.enumerate_adapters_sync()[_handles().index(known)]
         self.lock = threading.Lock()
         self.time_limit = TIME_LIMIT
         # Mapping what a discrete adapter computes on would keep it in the host's memory.
         self.mapped = self.adapter.mappable and self.adapter.kind in ("software", "integrated")
-        self.handle = handle.request_device_sync(
+        try:
+            self.handle = self._requested_from(known)
+        except RuntimeError:
+            # A device consumes the handle that it is requested from, says WebGPU. wgpu's own implementation lets it be
+            # used again, and on OpenGL needs that: devices of different handles abort the process when they meet.
+            self.handle = self._requested_from(wgpu.gpu.enumerate_adapters_sync()[_handles().index(known)])
+        self.limits = {name: int(self.handle.limits[name]) for name in LIMITS}
+
+    def _requested_from(self, handle: wgpu.GPUAdapter) -> wgpu.GPUDevice:
+        return handle.request_device_sync(
             required_features=[MAPPABLE] if self.mapped else [],
             required_limits={name: handle.limits[name] for name in LIMITS[:2]},
         )
-        self.limits = {name: int(self.handle.limits[name]) for name in LIMITS}
