@@ -1,9 +1,12 @@
 """What the README shows runs as printed."""
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+import bench_table
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -22,3 +25,9 @@ def test_the_table_of_transformations_is_what_the_tests_run():
     folder = str(Path(__file__).parent)
     done = subprocess.run([sys.executable, "-c", program, folder], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_times():
+    """The table is what was measured last."""
+    _, inside, _ = bench_table.parts()
+    assert inside == bench_table.table(json.loads(bench_table.KEPT.read_text()))
