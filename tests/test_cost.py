@@ -10,20 +10,22 @@ import pytest
 
 from jax_rope.bench import children
 
+# With room for a machine that is busy elsewhere, and for cores that rested, which compute at a third of their speed for
+# some milliseconds. What is reached otherwise: README, and docs/bench.json.
 MOST = {
-    "kernel": 1.15,
-    "pure_callback": 1.45,
-    "buffer_callback": 1.8,
-    "jnp interleaved": 1.3,
-    "jnp half": 1.25,
-    "jnp / Hugging Face's formula, jnp": 0.4,
-    "jnp / Hugging Face's formula, jnp, forward and backward": 0.6,
-    "jnp / cos and sin in the op, jnp": 0.4,
-    "bfloat16 kernel": 0.85,
-    "decode step": 1.8,
-    "kept: jnp": 2.9,
-    "kept: pure_callback": 2.0,
-    "kept: buffer_callback": 3.2,
+    "kernel": 1.3,
+    "pure_callback": 1.8,
+    "buffer_callback": 2.6,
+    "jnp interleaved": 1.4,
+    "jnp half": 1.35,
+    "jnp / Hugging Face's formula, jnp": 0.45,
+    "jnp / Hugging Face's formula, jnp, forward and backward": 0.7,
+    "jnp / cos and sin in the op, jnp": 0.45,
+    "bfloat16 kernel": 1.0,
+    "decode step": 2.2,
+    "kept: jnp": 3.0,
+    "kept: pure_callback": 2.5,
+    "kept: buffer_callback": 3.6,
 }
 
 
