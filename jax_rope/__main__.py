@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from . import check, config, crossover, demo
-from .about import versions
+from .about import CommandError, versions
 from .bench import command as bench
 from .webgpu import device
 
@@ -42,7 +42,11 @@ def main(argv: list[str] | None = None) -> int:
     demo.add_arguments(add)
     add.set_defaults(run=demo.run)
     arguments = parser.parse_args(argv)
-    return arguments.run(arguments)
+    try:
+        return arguments.run(arguments)
+    except CommandError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
 
 
 def info(arguments: argparse.Namespace) -> int:
@@ -52,8 +56,7 @@ def info(arguments: argparse.Namespace) -> int:
             crossover.measure()
         found = gather()
     except ValueError as error:  # a setting from the environment
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        raise CommandError(error) from error
     except Exception as error:
         if not arguments.measure:
             raise

@@ -1,9 +1,13 @@
-"""Which software this is, for reports."""
+"""What all commands share: which software this is, and how they say that they cannot run."""
 
 import platform
 from importlib.metadata import version
 
 from . import __version__
+
+
+class CommandError(Exception):
+    """Why a command cannot run: one sentence for the user, beside the exit status 2."""
 
 
 def versions() -> dict[str, str]:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .checks import array, one_of, shown
+from .checks import array, beyond_int32, one_of, shown
 from .fallback import Tables
 from .layout import Layout
 from .phase import Angles, traced_pair_table
@@ -283,7 +283,7 @@ def _numbers(positions) -> jax.Array | np.ndarray:
         except (TypeError, ValueError) as error:
             raise TypeError(f"positions must be a number or an array, got {shown(positions)}") from error
         if numbers.dtype == object and numbers.size and all(isinstance(p, int) for p in numbers.ravel()):
-            raise _beyond_int32(numbers)
+            raise beyond_int32("positions", numbers.min(), numbers.max())
         if numbers.dtype.kind in "OSU":
             raise TypeError(f"positions must be a number or an array, got {shown(positions)}")
         positions = numbers
@@ -308,13 +308,8 @@ def _integers(positions):
         fits = (positions >= INT32.min) & (positions <= INT32.max)
         return positions.astype(np.int32), jnp.where(fits, jnp.float32(0), jnp.float32(jnp.nan))
     if positions.size and not (positions.min() >= INT32.min and positions.max() <= INT32.max):
-        raise _beyond_int32(positions)
+        raise beyond_int32("positions", positions.min(), positions.max())
     return positions.astype(np.int32), None
-
-
-def _beyond_int32(positions: jax.Array | np.ndarray) -> ValueError:
-    extremes = dict.fromkeys(map(shown, (positions.min(), positions.max())))
-    return ValueError(f"positions must fit into int32, got {' to '.join(extremes)}")
 
 
 def _split(positions):
@@ -325,6 +320,6 @@ def _split(positions):
     # 2**31 - 1/2 is no float32: there the bound is 2**31.
     valid = (positions >= -(2.0**31)) & (positions < 2.0**31 - 0.5)
     if xp is np and not np.all(valid):
-        raise _beyond_int32(positions)
+        raise beyond_int32("positions", positions.min(), positions.max())
     whole = xp.where(valid, xp.round(positions), 0)
     return whole.astype(np.int32), xp.where(valid, positions - whole, xp.nan)

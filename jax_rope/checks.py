@@ -44,6 +44,11 @@ def integer(name: str, value: object) -> int:
     return int(value)
 
 
+def beyond_int32(name: str, least: object, most: object) -> ValueError:
+    """The error of integers from least to most."""
+    return ValueError(f"{name} must fit into int32, got {' to '.join(dict.fromkeys(map(shown, (least, most))))}")
+
+
 def array(name: str, value: jax.typing.ArrayLike, what: str) -> jax.Array:
     """The value as an array; a TypeError, or for integers too large a ValueError, for what is none."""
     try:

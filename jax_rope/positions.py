@@ -8,7 +8,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from .checks import array, shown
+from .checks import array, beyond_int32, shown
 
 
 def from_offsets(offsets: jax.typing.ArrayLike, length: int) -> jax.Array:
@@ -136,7 +136,7 @@ def _integers(name: str, values: jax.typing.ArrayLike) -> jax.Array:
 
 def _check_range(name: str, least: int, most: int) -> None:
     if not -(2**31) <= least <= most < 2**31:
-        raise ValueError(f"{name} must fit into int32, got {least} to {most}")
+        raise beyond_int32(name, least, most)
 
 
 def _known(values: jax.Array) -> np.ndarray | None:

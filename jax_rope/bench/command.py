@@ -4,11 +4,11 @@ import argparse
 import functools
 import importlib.util
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..about import CommandError
 from . import children, participants, workloads
 from .measure import DIRECTIONS
 from .report import Report
@@ -16,10 +16,6 @@ from .tables import show
 
 ROUNDS, QUICK_ROUNDS = 15, 3
 LARGE_ROUNDS = 5  # at most, for arrays that take seconds a round
-
-
-class BenchError(Exception):
-    """Why nothing was measured: one sentence for the user."""
 
 
 class Child(NamedTuple):
@@ -59,12 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Returns the exit status: 0; 1 if a child failed; 2 with a sentence on standard error."""
-    try:
-        _check(arguments)
-    except BenchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    """Returns the exit status: 0, or 1 if a child failed."""
+    _check(arguments)
     from rich.console import Console
 
     report = Report()
@@ -87,12 +79,12 @@ def _check(arguments: argparse.Namespace) -> None:
     needed = ("rich", "matplotlib") if arguments.plot else ("rich",)
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
-        raise BenchError(f"the bench needs {', '.join(missing)}: pip install 'jax-rope[bench]'")
+        raise CommandError(f"the bench needs {', '.join(missing)}: pip install 'jax-rope[bench]'")
     if arguments.rounds is not None and arguments.rounds < 1:
-        raise BenchError(f"--rounds must be at least 1, got {arguments.rounds}")
+        raise CommandError(f"--rounds must be at least 1, got {arguments.rounds}")
     for path in (arguments.json, arguments.plot):
         if path is not None and not path.absolute().parent.is_dir():
-            raise BenchError(f"there is no directory {path.absolute().parent} to write {path.name} into")
+            raise CommandError(f"there is no directory {path.absolute().parent} to write {path.name} into")
 
 
 def _children(arguments: argparse.Namespace) -> list[Child]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .. import config, reference
-from ..about import versions
+from ..about import CommandError, versions
 from ..webgpu import device
 from . import report
 from .arrays import frequencies, positions, shapes, tables
@@ -29,13 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Returns the exit status: 0, 1 if a case failed, or 2 with a sentence on standard error."""
+    """Returns the exit status: 0, or 1 if a case failed."""
     try:
         config.check_settings()
         targets = _targets(arguments.adapter or config.settings.adapter, arguments.all)
     except (RuntimeError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        raise CommandError(error) from error
     checked = []
     for adapter, target in targets:
         print(f"checking {adapter}", file=sys.stderr, flush=True)

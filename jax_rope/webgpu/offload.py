@@ -97,8 +97,7 @@ def _run(
 
 def _run_on_a_device(call: Call, adapter: str | None, shard: int, time_limit: float) -> None:
     """Runs on the device, or where that fails or is lost, once more on a new one."""
-    first: Exception | None = None
-    while True:
+    for last in (False, True):
         running = rotator(adapter, shard)
         running.device.time_limit = time_limit
         try:
@@ -113,7 +112,6 @@ def _run_on_a_device(call: Call, adapter: str | None, shard: int, time_limit: fl
             ) from error
         except (wgpu.GPUError, RuntimeError) as error:
             _replace(running)
-            if first is not None:
+            if last:
                 said = " ".join(str(error).split())
                 raise RuntimeError(f"{running.device.adapter} failed twice: {said}; {INSTEAD}") from error
-            first = error
