@@ -18,7 +18,7 @@ x = jnp.ones((1, 2560, 32, 128))
 f = jax.jit(lambda x: x * 2)
 
 def faults():
-    for _ in range(3):
+    for _ in range(20):  # each of XLA's threads may want memory of its own first
         f(x).block_until_ready()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(10):
